@@ -35,6 +35,7 @@ from fleetcast.service.plugins import make_forecaster
 logger = logging.getLogger(__name__)
 
 UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, StoreError, TornFileError, msgspec.MsgspecError)
+NEW_PARTS = frozenset({"learnt_times"})  # that snapshots of the version before lack
 ABOUT = "about"  # the array that holds what is no array, packed
 S = TypeVar("S", bound=Stateful)
 
@@ -102,7 +103,9 @@ class Parts:
             except UNREADABLE as error:
                 if not self._kinds[name].starts_empty:
                     raise
-                logger.warning("%s of snapshot %s cannot be used (%s) and starts empty", name, folder.name, error)
+                is_new = isinstance(error, FileNotFoundError) and name in NEW_PARTS
+                log = logger.info if is_new else logger.warning
+                log("%s of snapshot %s cannot be used (%s) and starts empty", name, folder.name, error)
                 self._made[name] = self._kinds[name].make(*self._made_of)
 
     def shift_times(self, by_ms: int) -> None:
