@@ -61,7 +61,11 @@ ACTION_MUTATIONS = {
         1, ("seen",), action_follow, "judge_freed_gpus", lambda *_: action_follow.Finding.SEEN_BY_SCHEDULER
     ),
     "promise-nothing": Mutation(
-        1, ("to the payer", "given once", "seen"), PromisedSets, "add_holds", lambda self, observed, now_ms: observed
+        1,
+        ("to the payer", "to the gang", "given once", "seen"),
+        PromisedSets,
+        "add_holds",
+        lambda self, observed, now_ms: observed,
     ),
     "hold-no-new-nodes": Mutation(
         1, ("to the gang", "given once"), PromisedSets, "_list_gang_actions", lambda self: []
