@@ -22,6 +22,7 @@ from tests.programs import needed
 
 NODES, GPUS, CPUS = 4, 4, 16
 START_S = 200.0
+REQUEUE_DELAY_S = 20  # that a requeued job waits before it starts again; by default two minutes
 SYSTEM_TABLES = Path("/usr/share/mysql/mysql_system_tables.sql")  # of mariadb-server-core
 SBIN = "/usr/sbin:/sbin"
 
@@ -86,6 +87,7 @@ class SlurmCluster:
         lines = [
             *("ClusterName=made", f"SlurmctldHost={host}(127.0.0.1)", f"SlurmctldPort={self._ctld}"),
             *("AuthType=auth/none", "CredType=cred/none", "SlurmUser=root", "SlurmdUser=root", "MpiDefault=none"),
+            f"AuthInfo=cred_expire={REQUEUE_DELAY_S}",
             *("ProctrackType=proctrack/linuxproc", "TaskPlugin=task/none", "SwitchType=switch/none"),
             *(f"StateSaveLocation={self.folder}/state", f"SlurmdSpoolDir={self.folder}/%n"),
             *(f"SlurmctldPidFile={self.folder}/ctld.pid", f"SlurmdPidFile={self.folder}/%n.pid"),
@@ -199,7 +201,7 @@ class SlurmCluster:
         return state.stat().st_mtime if state.exists() else 0.0
 
     def run(self, *command: str) -> str:
-        """What a command prints; AssertionError with its words when it fails."""
+        """Run a command and return what it prints. Raises AssertionError with its message if the command fails."""
         done = subprocess.run(
             command, capture_output=True, env=self.environment, cwd=self.folder, timeout=60, check=False
         )

@@ -164,7 +164,7 @@ def test_a_stopped_job_saves_gives_its_nodes_to_the_payer_and_runs_later(acting:
     assert (state(slurm, victim), shown(slurm, victim, "Priority") != "0") == ("PENDING", True)
     assert shown(slurm, payer, "Reservation") == ""
     slurm.run("scancel", other, ahead)
-    slurm.until("the victim runs again", lambda: state(slurm, victim) == "RUNNING", 300)  # Slurm waits two minutes
+    slurm.until("the victim runs again", lambda: state(slurm, victim) == "RUNNING", 300)
     assert (shown(slurm, victim, "Restarts"), state(slurm, payer)) == ("1", "RUNNING")
 
 
