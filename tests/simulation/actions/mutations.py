@@ -32,8 +32,8 @@ def _accept_any_attempt(self: ActionControl, action_id: str, *_: Any) -> Any:
 
 
 def _grow_without_end(self: Any) -> tuple[int, float]:
-    """Return a step more than the present size, whatever the gang wants."""
-    return (self.size + self.step, 1.0) if self.size < self.begun + self.step else (self.size, 0.0)
+    """Return a step more than the present size, up to eight steps, whatever the gang wants."""
+    return (self.size + self.step, 1.0) if self.size < self.begun + 8 * self.step else (self.size, 0.0)
 
 
 def _list_actions_but_growth(self: PromisedSets) -> list[Any]:
@@ -47,10 +47,7 @@ ACTION_MUTATIONS = {
     ),
     "growth-above-the-wanted-size": Mutation(1, ("size",), grow._GrowingGang, "find_next_size", _grow_without_end),
     "growth-out-of-its-domain": Mutation(
-        1, ("domain",), grow, "_mask_alike_nodes", lambda view, held, level: view.is_open & (view.advice == 0)
-    ),
-    "growth-onto-closed-nodes": Mutation(
-        1, ("closed nodes",), grow, "_mask_passing_nodes", lambda request, view, options: view.is_open
+        4, ("domain",), grow, "_mask_alike_nodes", lambda view, held, level: view.is_open & (view.advice == 0)
     ),
     "growth-without-a-rest": Mutation(1, ("dwell",), grow, "DWELL_MS", 0),
     "growth-asked-again": Mutation(1, ("asked once",), ActionControl, "has_failed", lambda *_: False),
@@ -71,7 +68,7 @@ ACTION_MUTATIONS = {
         1, ("to the gang", "given once"), PromisedSets, "_list_gang_actions", lambda self: []
     ),
     "an-id-without-its-inputs": Mutation(1, ("ids", "not twice"), JobAction, "compute_wish", _hash_job_alone),
-    "shares-checked-too-early": Mutation(1, ("fair",), FairnessVerdict, "_make_final", _judge_before_the_stops),
+    "shares-checked-too-early": Mutation(3, ("fair",), FairnessVerdict, "_make_final", _judge_before_the_stops),
     "count-no-stops": Mutation(1, ("within bounds",), CircuitBreaker, "count", lambda self, action, now_ms: self),
     "reply-for-another-attempt": Mutation(1, ("lives",), ActionControl, "_find_own_action", _accept_any_attempt),
     "any-state-may-follow": Mutation(
