@@ -94,12 +94,16 @@ class JobChanges(Stateful):
         self.pauses = GroupMedians()
         self._sizes: OrderedDict[str, dict[int, StepTime]] = OrderedDict()  # elastic job → members → step time
 
-    def record(self, attempt: JobAttempt) -> None:
-        """Record a running attempt in its present state. Repeating it changes nothing."""
+    def record(self, attempt: JobAttempt, *, saw_start: bool = True) -> None:
+        """Record a running attempt in its present state. Repeating it changes nothing.
+
+        saw_start: whether its events were received from its start on. Otherwise the first step received may be one
+        of many, and says nothing of the start.
+        """
         if attempt.started_ms is None:
             return
         start = attempt.job, attempt.attempt, 0
-        start_s = measure_start_s(attempt)
+        start_s = measure_start_s(attempt) if saw_start else None
         known_s = self.starts.get(start)
         if start_s is not None and (known_s is None or start_s < known_s):
             self.starts.record(start, make_groups(attempt), start_s)

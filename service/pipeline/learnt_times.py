@@ -17,6 +17,7 @@ from fleetcast.service.pipeline.tick import Tick
 
 SECTION = "jobs.learnt"
 NOTHING_LEARNT = LearntTimes()
+SOON_MS = 180_000  # an attempt that the pipeline sees this soon after its start was seen from its start on
 
 
 class LearntJobTimes(Capability, Stateful):
@@ -28,17 +29,24 @@ class LearntJobTimes(Capability, Stateful):
     def __init__(self) -> None:
         self._changes = JobChanges()
         self._recorded: dict[tuple[str, int], JobAttempt] = {}  # the attempts of the last tick
+        self._from_start: set[tuple[str, int]] = set()  # those of them that were seen from their start on
 
     def make_sections(self, tick: Tick) -> Sequence[Section]:
-        return (Section(SECTION, msgspec.json.encode(self.learn(tick.events.running)), tick.now_ms),)
+        return (Section(SECTION, msgspec.json.encode(self.learn(tick.events.running, tick.now_ms)), tick.now_ms),)
 
-    def learn(self, running: Sequence[JobAttempt]) -> dict[str, LearntTimes]:
-        """Record the attempts that have changed since the last call. Return job → what is known of it."""
+    def learn(self, running: Sequence[JobAttempt], now_ms: int) -> dict[str, LearntTimes]:
+        """Record the attempts that have changed since the last call. Return job → what is known of it.
+
+        Jobs that already ran when the service began, or that ran while it was away, say nothing of restarts.
+        """
         before = self._recorded
         self._recorded = {(attempt.job, attempt.attempt): attempt for attempt in running}
+        self._from_start &= self._recorded.keys()
         for key, attempt in self._recorded.items():
+            if key not in before and now_ms - (attempt.started_ms or 0) <= SOON_MS:
+                self._from_start.add(key)
             if before.get(key) is not attempt:
-                self._changes.record(attempt)
+                self._changes.record(attempt, saw_start=key in self._from_start)
         found = {attempt.job: self._make_times(attempt) for attempt in running}
         return {job: times for job, times in found.items() if times != NOTHING_LEARNT}
 

@@ -23,19 +23,26 @@ def running(job: str, first_step_s: float | None) -> JobAttempt:
 
 def test_it_publishes_what_was_learnt_and_nothing_before() -> None:
     learner, jobs = LearntJobTimes(), [running(f"j{number}", None) for number in range(FEWEST)]
-    assert learner.learn(jobs) == {}
+    assert learner.learn(jobs, T0) == {}
     some = [running("j0", 61), running("j1", 71), *jobs[2:]]
-    assert learner.learn(some) == {}, "an estimate needs enough starts, whatever follows later"
+    assert learner.learn(some, T0 + 80_000) == {}, "an estimate needs enough starts, whatever follows later"
     done = [*some[:2], running("j2", 301)]
-    assert learner.learn(done) == {row.job: LearntTimes(restart_s=70.0) for row in done}
-    assert learner.learn([running("new", None)]) == {"new": LearntTimes(restart_s=70.0)}
+    assert learner.learn(done, T0 + 400_000) == {row.job: LearntTimes(restart_s=70.0) for row in done}
+    assert learner.learn([running("new", None)], T0 + 400_000) == {"new": LearntTimes(restart_s=70.0)}
 
 
 def test_what_it_learnt_survives_a_restart() -> None:
     learner = LearntJobTimes()
-    learner.learn([running(f"j{number}", 61) for number in range(FEWEST)])
+    learner.learn([running(f"j{number}", 61) for number in range(FEWEST)], T0 + 90_000)
     about, arrays = learner.dump()
     again = LearntJobTimes()
     again.load(msgspec.msgpack.decode(msgspec.msgpack.encode(about)), arrays)
     again.shift_times(3_600_000)
-    assert again.learn([running("new", None)]) == {"new": LearntTimes(restart_s=60.0)}
+    assert again.learn([running("new", None)], T0) == {"new": LearntTimes(restart_s=60.0)}
+
+
+def test_jobs_that_ran_before_the_service_saw_them_say_nothing() -> None:
+    learner = LearntJobTimes()
+    before = [running(f"j{number}", 3000) for number in range(FEWEST)]
+    assert learner.learn(before, T0 + 3_010_000) == {}, "their first steps may have been many, and nobody received them"
+    assert learner.learn([running(f"j{number}", 2900) for number in range(FEWEST)], T0 + 3_040_000) == {}

@@ -56,7 +56,7 @@ class ToldBoard(HandBoard):
             "jobs.ended": encode([make_ended_row(row, NODE_GPUS) for row in ended]),
             "jobs.gpu_time": encode(gpu_time),
             "occupancy": encode(known),
-            LEARNT_SECTION: encode(self.learner.learn([row.copy() for row in running])),
+            LEARNT_SECTION: encode(self.learner.learn([row.copy() for row in running], self.as_of_ms)),
         }
 
 
