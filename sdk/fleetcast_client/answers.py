@@ -603,7 +603,7 @@ class ReclaimPreview(TypedDict):
     """The actions that would make room for a refused dry run, if it waited in the queue.
 
     `code`: found, starts, waits, patience, bound or none. `ranks`: its place after the actions. `not_before_ms`:
-    since when it has waited long enough for a stop.
+    when it will have waited long enough for a stop.
     """
 
     code: str

@@ -52,9 +52,9 @@ class Member:
 class ElasticJob:
     """One attempt of an elastic job whose agents this process starts and stops.
 
-    report: names the job and the attempt. places: of the members, such as the `ranks` of a decision. start: starts the
-    agent of one member, and returns its process, which ends the agent at SIGTERM. It gets the variables that the
-    agent's training loop needs. request: the fields of the job's `submitted` event, such as queue, gang and class.
+    report: the reporter of the job and attempt. places: the members' places, such as the `ranks` of a decision.
+    start: starts a member's agent with these environment variables, and returns its process. SIGTERM to the
+    process must end the agent. request: the fields of the job's `submitted` event, such as queue, gang and class.
     """
 
     def __init__(self, report: Reporter, places: Sequence[Rank], start: Start, request: Mapping[str, Any]) -> None:
@@ -72,8 +72,8 @@ class ElasticJob:
     def run(self) -> str:
         """Run the job to its end. Returns "finished", "preempted" or "failed", which it also reports.
 
-        It failed if any of the agents that were not stopped ended with an error. When this method ends in
-        whatever way, no agent runs any more.
+        It failed if any of the agents that were not stopped ended with an error. No agent runs after
+        this method returns or raises.
         """
         self._queue_event("submitted", SUBMITTED, dict(self._request))
         self._queue_event("started", STARTED, {"ranks": self._places})

@@ -44,9 +44,9 @@ class ActionFollower:
         self._control = control
         self._clock = clock
         self._board_ms = -1
-        self._ended_ms: dict[str, tuple[int, int]] = {}  # action → board's and steady time of the first without its job
-        self._expired: dict[str, int] = {}  # action → until when it is followed, in steady time
-        self._read = 0  # the last change among these
+        self._ended_ms: dict[str, tuple[int, int]] = {}  # action → board and steady ms when it first showed done
+        self._expired: dict[str, int] = {}  # action → steady ms at which following ends
+        self._read = 0  # the audit line of the last expiry read
 
     def follow_board(self, observed: ObservedFleet, now_ms: int) -> None:
         """Record what a board shows of the actions that were sent."""

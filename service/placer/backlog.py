@@ -93,8 +93,8 @@ class RequestBacklog:
             self.stalled = f"nothing is decided now: {error}"
             raise
         self.stalled = ""
-        wanted, stranded, taken = self._sort_out_entries(queue, observed)
-        for entry, why in taken:
+        wanted, stranded, refused = self._sort_out_entries(queue, observed)
+        for entry, why in refused:
             self._decisions.refuse(entry.request, why, "queue")
             self._metrics.decisions.labels("refused", "queue").inc()
         dropped = self.claims.choose_dropped_claim(entry.request.request_id for entry in wanted)

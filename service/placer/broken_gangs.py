@@ -20,8 +20,8 @@ LOST, FORESEEN, SLOW = "lost", "foreseen", "slow"  # the causes for which a gang
 def make_broken_gang(jobs: RunningJobs, row: int, view: ClusterView) -> BrokenGang:
     """Return a running job as a gang to recover. The nodes of its members must have one GPU model."""
     ranks = list_job_ranks(view, jobs.names[row])
-    gpu_rows = {view.inventory.row[rank.node] for rank in ranks}
-    models = {int(view.inventory.gpu_model[at]) for at in gpu_rows}
+    rows = {view.inventory.row[rank.node] for rank in ranks}
+    models = {int(view.inventory.gpu_model[at]) for at in rows}
     known = models.pop() if len(models) == 1 else -1
     members = int(jobs.members[row]) or len(ranks)
     sizes = (int(jobs.gang_min[row]), int(jobs.gang_desired[row]), int(jobs.gang_step[row]))

@@ -179,5 +179,5 @@ def _describe_moves(advice: MovesAdvice, found: FoundMoves) -> str:
     head = f"{format_count(len(found.places), 'move')} would let {advice.request_id} ({advice.gpus:,} GPUs) in now"
     cost = f"at {found.cost_gpu_s / 3600:,.1f} GPU-hours"
     if advice.gain_gpu_s is None:
-        return f"{head}, {cost}; when it would start otherwise is not known"
-    return f"{head}, {cost}; otherwise it waits for {advice.gain_gpu_s / 3600:,.1f} GPU-hours"
+        return f"{head}, {cost}; its start without them is not known"
+    return f"{head}, {cost}; waiting would cost {advice.gain_gpu_s / 3600:,.1f} GPU-hours"

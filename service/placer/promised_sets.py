@@ -98,7 +98,7 @@ class PromisedSets:
 
         If the clock was set, GPUs are promised as long as before.
         """
-        by_ms, before = self._clock_watch.pop_clock_step_ms(), self.read()
+        step_ms, before = self._clock_watch.pop_clock_step_ms(), self.read()
         if not before:
             return
         after = {}
@@ -106,8 +106,8 @@ class PromisedSets:
             lost = {record.action.job for record in found.records if record.state in FAILED}
             failed = tuple(sorted(lost.union(found.row.failed)))
             row = found.row
-            if by_ms or failed != row.failed:
-                row = msgspec.structs.replace(row, failed=failed, by_ms=row.by_ms + by_ms)
+            if step_ms or failed != row.failed:
+                row = msgspec.structs.replace(row, failed=failed, by_ms=row.by_ms + step_ms)
             after[row.payer] = row
         if after != before:
             with self._ledger.transaction():

@@ -1,7 +1,7 @@
-"""The replacement of nodes under a gang: nodes that were lost, are likely to fail, or slow it. One action for all.
+"""The replacement of nodes under a gang: nodes that were lost, are likely to fail, or slow it.
 
-Each pass judges anew. If more nodes fail, a new action with all of them takes the place of the old one, unless the
-executor has accepted that one. Nothing is proposed while reclaim is "off". In the mode "act" a replacement by spare
+Each pass judges again. If more nodes fail, a new action for all of them replaces the old one, unless the executor
+has accepted the old one. Nothing is proposed while reclaim is "off". In the mode "act" a replacement by spare
 or free nodes, and a shrink, are sent. All other steps are advice.
 """
 
@@ -44,7 +44,7 @@ from fleetcast.service.placer.view import ObservedFleet
 
 Mask = NDArray[np.bool_]
 MOST_GANGS = 16  # whose recovery one pass searches
-MOST_TRIES = 2  # of one attempt, that its executor did not carry out
+MOST_TRIES = 2  # failed actions of one attempt; then only advice
 RECOVERED = "its nodes are healthy, or the job has ended"
 MORE_FAILED = "other nodes are concerned now"
 SENT_NOW = "it is sent now"
@@ -76,9 +76,9 @@ class RecoveryAdvisor:
         actions = _GangSearch(fleet, options, tree, {record.action.job: record for record in own}).list_actions()
         proposed = [record for record in own if not record.was_sent]
         self._withdraw_others(proposed, {action.job: action.compute_wish() for action in actions}, now_ms)
-        sent = [action for action in actions if self._may_send(action, fleet, tree.policy.reclaim, now_ms)]
-        self._control.propose([action for action in actions if action not in sent], now_ms)
-        for action in sent:
+        due = [action for action in actions if self._may_send(action, fleet, tree.policy.reclaim, now_ms)]
+        self._control.propose([action for action in actions if action not in due], now_ms)
+        for action in due:
             self._send(action, now_ms)
 
     def _cancel_overtaken(self, own: Sequence[ActionRecord], observed: ObservedFleet, now_ms: int) -> set[str]:

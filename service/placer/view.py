@@ -40,9 +40,9 @@ class ObservedFleet:
     """The decoded contents of a board: the fleet according to job events.
 
     jobs: the running jobs of the board, without promises, in the order of the view's first jobs. running: these
-    jobs and the promises, for estimates of when they end. seen: running attempts. finished: ended attempts without a
-    next one. astray: running attempts whose
-    events name no node, or a node outside the fleet. The occupancy lacks astray attempts.
+    jobs and the promises, for estimates of when they end. seen: running attempts. finished: attempts that ended
+    with all work done. astray: running attempts whose events name no node, or a node outside the fleet. The
+    occupancy lacks astray attempts.
     """
 
     view: ClusterView

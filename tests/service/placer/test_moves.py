@@ -83,7 +83,7 @@ def test_a_start_time_gives_the_gain(world: MovesWorld) -> None:
     world.beat(0)
     found = world.advice()
     assert found["gain_gpu_s"] == 8 * 3600
-    assert found["sentence"].endswith("otherwise it waits for 8.0 GPU-hours")
+    assert found["sentence"].endswith("waiting would cost 8.0 GPU-hours")
 
 
 @pytest.mark.parametrize(
