@@ -177,11 +177,11 @@ class ActionControl:
 
     # -- the pass
 
-    def propose(self, actions: Iterable[JobAction], now_ms: int) -> Proposals:
+    def propose(self, actions: Iterable[JobAction], now_ms: int, *, may_repeat: bool = False) -> Proposals:
         """Store actions as proposed. An action that is open already stays as it is.
 
-        An action is declined if its job has another open action, or if its executor has refused the same wish or
-        let it expire. Raises RequestError for amounts that no action can have.
+        An action is declined if its job has another open action. Unless it may repeat, it is also declined if its
+        executor has refused the same wish or let it expire. Raises RequestError for amounts that no action can have.
         """
         self._apply_clock_step()
         opened, unchanged, declined = list[ActionRecord](), list[ActionRecord](), list[tuple[JobAction, str]]()
@@ -196,7 +196,7 @@ class ActionControl:
                         declined.append((action, f"action {open_now.action_id} on {action.job} is open"))
                     continue
                 last = self._table.find_last_of_wish(wish)
-                if last is not None and not may_return(last):
+                if last is not None and not may_repeat and not may_return(last):
                     declined.append((action, f"action {last.action_id} was {last.state} before: {last.why}"))
                     continue
                 opened.append(self._table.insert(action, now_ms, PLACER))

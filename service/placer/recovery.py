@@ -77,7 +77,7 @@ class RecoveryAdvisor:
         proposed = [record for record in own if not record.was_sent]
         self._withdraw_others(proposed, {action.job: action.compute_wish() for action in actions}, now_ms)
         due = [action for action in actions if self._may_send(action, fleet, tree.policy.reclaim, now_ms)]
-        self._control.propose([action for action in actions if action not in due], now_ms)
+        self._control.propose([action for action in actions if action not in due], now_ms, may_repeat=True)
         for action in due:
             self._send(action, now_ms)
 
@@ -119,6 +119,8 @@ class RecoveryAdvisor:
         if action.reason.code.startswith(SLOW):
             return not any(row.action.reason.code.startswith(SLOW) for row in last)
         failed = [row for row in last if row.state in FAILED and row.why not in (MORE_FAILED, RECOVERED)]
+        if any(row.action.compute_wish() == action.compute_wish() for row in failed):
+            return False
         return sum(row.action.attempt == action.attempt for row in failed) < MOST_TRIES
 
     def _send(self, action: JobAction, now_ms: int) -> None:
@@ -128,7 +130,8 @@ class RecoveryAdvisor:
                 self._control.withdraw(record.action_id, SENT_NOW, now_ms)
         executor = self._executors.find_executor(action.kind, action.job, now_ms)
         by_ms = now_ms + round(1000 * action.grace_s) + SENT_MS
-        found = self._control.propose([msgspec.structs.replace(action, executor=executor, by_ms=by_ms)], now_ms)
+        sent = msgspec.structs.replace(action, executor=executor, by_ms=by_ms)
+        found = self._control.propose([sent], now_ms, may_repeat=True)
         self._control.send([record.action_id for record in found.opened], now_ms)
 
 

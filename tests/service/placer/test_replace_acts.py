@@ -189,10 +189,11 @@ def test_one_more_lost_node_joins_unless_the_executor_has_accepted(world: Broken
     assert (world.last()["action_id"], world.last()["state"]) == (accepted, "accepted")
 
 
-def test_a_wish_that_failed_is_not_sent_again_and_two_failures_leave_advice(world: BrokenWorld) -> None:
+def test_a_wish_that_failed_becomes_advice_and_two_failures_leave_advice(world: BrokenWorld) -> None:
     world.lose(1)
     world.reply("big", "refuse", why="no")
-    assert world.lose(1) == {"big": "refused"}
+    assert world.lose(1) == {"big": "proposed"}
+    assert world.last()["executor"] == "advice"
     world.lose(1, 2)
     world.reply("big", "refuse", why="no")
     world.lose(1, 3)
