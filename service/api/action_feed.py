@@ -14,6 +14,11 @@ RETRY_S = 5.0  # after a read without an answer
 PAGE = 1000
 
 
+class _ActionPage(msgspec.Struct):
+    cursor: int
+    rows: list[dict[str, Any]]
+
+
 class ActionFeed:
     """The newest action at the first read, then each that changes. The callers' own headers give access to the placer.
 
@@ -36,21 +41,17 @@ class ActionFeed:
             if body is None:
                 await asyncio.sleep(RETRY_S)
                 return []
-            self._cursor = body["cursor"]
-            if body["rows"]:
-                rows: list[dict[str, Any]] = body["rows"]
-                return rows
+            self._cursor = body.cursor
+            if body.rows:
+                return body.rows
 
     def forget(self) -> None:
         """Begin again at the present end. Call it when the last client has gone."""
         self._cursor = None
 
-    async def _read(self, path: str, headers: Mapping[str, str]) -> dict[str, Any] | None:
+    async def _read(self, path: str, headers: Mapping[str, str]) -> _ActionPage | None:
         try:
             answer = await self._placer.forward_request("GET", path, headers=headers)
-        except SourceError:
+            return msgspec.json.decode(answer.body, type=_ActionPage) if answer.status == 200 else None
+        except (SourceError, msgspec.DecodeError):  # no placer, or a proxy that answers for it
             return None
-        if answer.status != 200:
-            return None
-        body: dict[str, Any] = msgspec.json.decode(answer.body)
-        return body

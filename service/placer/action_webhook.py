@@ -62,6 +62,8 @@ class ActionWebhook:
                     await self.send_due(lambda body: _post(session, url, body))
                 except LedgerError as error:
                     logger.error("%s; notices of actions wait", error)
+                except Exception:  # a fault of notices must not end the placer
+                    logger.exception("notices of actions wait")
                 await asyncio.sleep(POLL_S)
 
     async def send_due(self, post: Post) -> None:

@@ -232,16 +232,20 @@ class KubernetesExecutor:
     async def _resume_jobs(self) -> None:
         """Resume each stopped Job that may start again, or whose action has expired."""
         for job in await self._jobs.list_stopped_jobs():
-            mark = job.mark
-            if mark is None or not (
-                self._now_ms() >= mark.by_ms or (mark.is_done and await self._may_start(job, mark))
-            ):
-                continue
-            if mark.workload:
-                await self._jobs.set_workload_active(job, mark, is_active=True)
-                await self._jobs.write_mark(job, mark, is_open=False)
-            else:
-                await self._jobs.write_mark(job, mark, is_open=False, spec={"suspend": False})
+            try:
+                await self._resume_if_due(job)
+            except KubeRefused as error:  # it may concern this Job alone
+                logger.warning("%s is not resumed yet: %s", job.metadata.name, error)
+
+    async def _resume_if_due(self, job: StoppableJob) -> None:
+        mark = job.mark
+        if mark is None or not (self._now_ms() >= mark.by_ms or (mark.is_done and await self._may_start(job, mark))):
+            return
+        if mark.workload:
+            await self._jobs.set_workload_active(job, mark, is_active=True)
+            await self._jobs.write_mark(job, mark, is_open=False)
+        else:
+            await self._jobs.write_mark(job, mark, is_open=False, spec={"suspend": False})
 
     async def _may_start(self, job: StoppableJob, mark: StopMark) -> bool:
         if mark.restarts:
