@@ -23,6 +23,7 @@ from functools import lru_cache
 
 import msgspec
 
+from fleetcast.fleet.decode_faults import explain_decode_error
 from fleetcast.fleet.errors import RecordError
 
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -132,7 +133,8 @@ def _parse_journal_line(line: str) -> LogLine:
     try:
         entry = _journal(line)
     except (ValueError, RecursionError) as error:
-        raise RecordError("unknown_form", f"no entry of journalctl -o json ({error}): {line[:120]!r}") from None
+        why = explain_decode_error(error, _journal, line.encode("utf-8", "replace"))
+        raise RecordError("unknown_form", f"no entry of journalctl -o json ({why}): {line[:120]!r}") from None
     if (entry.transport or entry.program) != "kernel" or entry.message is None:
         return NOTHING
     if isinstance(entry.message, list):

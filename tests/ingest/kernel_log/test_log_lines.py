@@ -6,6 +6,7 @@ import pytest
 
 from fleetcast.fleet.errors import RecordError
 from fleetcast.ingest.kernel_log.log_lines import NOTHING, LogLine, parse_log_line
+from tests.fuzz.law import check_words
 
 
 def at(*parts: int) -> int:
@@ -102,6 +103,7 @@ def test_a_message_of_the_journal_that_is_no_text_is_read_as_far_as_it_goes() ->
         ("2025-02-23T16:24:18Z stdout F [ 12.5] NVRM: x", "unknown_form"),
         ('{"time":"2025-02-23T16:24:18Z","host":"n1","message":"NVRM: x"}', "unknown_form"),
         ('{"_TRANSPORT":"kernel","MESSAGE":nul', "unknown_form"),
+        ("{nel: NVRM: x", "unknown_form"),
         ("MESSAGE=NVRM: x", "unknown_form"),
         ("[  +0.000012] NVRM: x", "unknown_form"),
         ("[Sun Feb 31 16:24:18 2025] NVRM: x", "bad_time"),
@@ -115,6 +117,7 @@ def test_a_form_that_is_not_understood_is_a_bad_record_with_an_example(line: str
         parse_log_line(line, NOW_MS)
     assert error.value.reason == reason
     assert error.value.detail
+    check_words(str(error.value).encode())
 
 
 def test_stamps_without_a_zone_are_the_nodes_own_time() -> None:
