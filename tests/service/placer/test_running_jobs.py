@@ -12,6 +12,7 @@ from fleetcast.fleet.requests import Gang, PlacementRequest, RankPlacement
 from fleetcast.placement.machines.running_jobs import RunningJobs, make_running_jobs
 from fleetcast.placement.plan.reclaiming import compute_job_costs
 from fleetcast.placement.queues.queues_file import read_queues
+from fleetcast.service.pipeline import learnt_times
 from fleetcast.service.pipeline.learnt_times import LearntJobTimes
 from fleetcast.service.placer.running_jobs import complete_by_requests
 from tests.service.placer.test_showback import ToldBoard
@@ -114,8 +115,11 @@ def test_what_events_leave_out_the_request_states(world: ToldWorld) -> None:
     assert np.isnan([jobs.cpus[theirs], jobs.checkpoint_cost_s[theirs]]).all()
 
 
-def test_the_restart_the_pause_and_the_speed_are_learnt_from_earlier_events(world: ToldWorld) -> None:
+def test_the_restart_the_pause_and_the_speed_are_learnt_from_earlier_events(
+    world: ToldWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The job runs at two sizes; its two earlier attempts worked 90 s and 110 s after their starts."""
+    monkeypatch.setattr(learnt_times, "SOON_MS", HOUR_MS)  # the board of this world stays an hour after the starts
     start_ms = NOW_MS - HOUR_MS
 
     def step(attempt: int, number: int, end_s: float, duration_s: float) -> Step:
