@@ -133,11 +133,14 @@ def evaluate(
     rolling = _make_rolling_arguments(task, windows, forecaster) | _make_queue_arguments(task, capacity, max_wait_h)
     judge, source = _choose_evaluation(task, (train, test), (faults, nodes, year), drop or [], rolling)
     check_outputs(json, html=html, predictions=predictions, results=results)
-    numbers = {"windows": windows, "capacity": capacity, "max-wait-h": max_wait_h}
-    asked = [f"--{name}={value}" for name, value in numbers.items() if value] + _format_repeated_option(
-        "forecaster", forecaster
-    )
+    asked = _format_numbers({"windows": windows, "capacity": capacity, "max-wait-h": max_wait_h})
+    asked += _format_repeated_option("forecaster", forecaster)
     _run_evaluation(task, judge, source, seed, (drop or [], asked), _Outputs(json, html, predictions, results))
+
+
+def _format_numbers(numbers: dict[str, float | None]) -> list[str]:
+    """Return the words of a command for the numbers that were given, by option."""
+    return [f"--{name}={value}" for name, value in numbers.items() if value]
 
 
 @dataclass(frozen=True)

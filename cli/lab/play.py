@@ -114,25 +114,24 @@ def play(
 
       fleetcast play jobs.csv --nodes 133 --elastic 0.3 --elastic 0.6 --exponent 0.9 --exponent 0.8
     """
-    from fleetcast.cli.lab.play_elastic import play_elastic_methods
-    from fleetcast.cli.lab.play_reclaim import play_reclaim_methods
-    from fleetcast.training.judges.played_reclaim import CheckpointDraw
-
     check_outputs(json, html=html)
     _check_reclaim_options(reclaim, faults, nodes, html)
     _check_elastic_options(elastic, reclaim, policy, html)
     scene, about = _make_scene(trace, _parse_machine_size(nodes, gpus_per_node, capacity), queues, max_wait_h, refused)
     if elastic:
+        from fleetcast.cli.lab.play_elastic import play_elastic_methods
+
         gangs = play_elastic_methods(scene, elastic, exponent or [0.9], seed, _show_progress)
         write_json(json, {**about, "elastic": gangs, "seed": seed})
-        return
-    if not reclaim:
+    elif reclaim:
+        from fleetcast.cli.lab.play_reclaim import play_reclaim_methods
+        from fleetcast.training.judges.played_reclaim import CheckpointDraw
+
+        draw = CheckpointDraw(seed, no_checkpoints)
+        plays = play_reclaim_methods(scene, policy, reclaim, draw, _show_progress, _read_faults(faults, scene))
+        write_json(json, {**about, "reclaim": plays, "checkpoints": draw, "faults": str(faults or "")})
+    else:
         _play_methods(scene, about, policy, json, html)
-        return
-    draw = CheckpointDraw(seed, no_checkpoints)
-    failures = [] if faults is None else _read_faults(faults, scene)
-    plays = play_reclaim_methods(scene, policy, reclaim, draw, _show_progress, failures)
-    write_json(json, {**about, "reclaim": plays, "checkpoints": draw, "faults": str(faults or "")})
 
 
 def _check_reclaim_options(
@@ -206,11 +205,11 @@ def _play_methods(
     write_html(html, lambda: render_play_report(scene, found, over_time, about["skipped"]))
 
 
-def _read_faults(path: Path, scene: "PlayScene") -> "list[NodeFault]":
-    """Read the faults of a file for the nodes of a scene. Raises ConfigError if the file is invalid."""
+def _read_faults(path: Path | None, scene: "PlayScene") -> "list[NodeFault]":
+    """Read the faults of a file for the nodes of a scene. No file has none. Raises ConfigError if it is invalid."""
     from fleetcast.training.judges.played_faults import read_node_faults
 
-    return read_node_faults(path, scene.nodes)
+    return [] if path is None else read_node_faults(path, scene.nodes)
 
 
 def _parse_machine_size(nodes: int | None, each: int, capacity: int | None) -> tuple[int, int]:

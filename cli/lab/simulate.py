@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from fleetcast.simulator.run import SimulationOptions
 
 KAFKA_PARTITIONS = 8
+ApiOption = Annotated[str, typer.Option(help="Where the product's API listens; its token: FLEETCAST_TOKEN.")]
+UnrulyOption = Annotated[
+    float, typer.Option(help="Share of job agents that refuse, hang, lie, reply late or twice, or die.", min=0, max=1)
+]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -88,9 +92,7 @@ def simulate_starts(
 @app.command("cluster")
 def simulate_cluster(
     out: Annotated[Path, typer.Option(help="Run folder: topology, targets, truth, story, status.")],
-    api: Annotated[
-        str, typer.Option(help="Where the product's API listens; its token: FLEETCAST_TOKEN.")
-    ] = "http://127.0.0.1:8080",
+    api: ApiOption = "http://127.0.0.1:8080",
     epoch_ms: Annotated[
         int | None, typer.Option(help="Fleet time at --wall-ms [the shifted --at].", min=0, max=2**47)
     ] = None,
@@ -105,10 +107,7 @@ def simulate_cluster(
     faults: Annotated[Path | None, typer.Option(help="A TOML file of fault kinds and rates.")] = None,
     nodes: Annotated[int, typer.Option(help="Nodes of eight GPUs.", min=1, max=100_000)] = 133,
     teams: Annotated[bool, typer.Option("--teams", help="Deal the jobs to teams and write their queues.toml.")] = False,
-    unruly: Annotated[
-        float,
-        typer.Option(help="Share of job agents that refuse, hang, lie, reply late or twice, or die.", min=0, max=1),
-    ] = 0.0,
+    unruly: UnrulyOption = 0.0,
     port: Annotated[int, typer.Option(help="Port of the exporter pages [a free one].", min=0, max=65_535)] = 0,
     kafka: Annotated[str, typer.Option(help="HOST:PORT of brokers: telemetry goes there, too.")] = "",
     kafka_topic: Annotated[

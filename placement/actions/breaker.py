@@ -36,8 +36,8 @@ class BreakerCapacity:
         return self.queue_gpus.get(queue, self.fleet_gpus)
 
 
-class TakenGpus(msgspec.Struct, frozen=True, array_like=True):
-    """The GPUs taken from a queue within a minute that ends at `until_ms`."""
+class FreedGpus(msgspec.Struct, frozen=True, array_like=True):
+    """The GPUs that actions freed of a queue within a minute that ends at `until_ms`."""
 
     until_ms: int
     queue: str
@@ -47,7 +47,7 @@ class TakenGpus(msgspec.Struct, frozen=True, array_like=True):
 class CircuitBreaker(msgspec.Struct, frozen=True):
     """The state of the circuit breaker. why: the reason why it is open, "" while it is closed."""
 
-    taken: tuple[TakenGpus, ...] = ()
+    taken: tuple[FreedGpus, ...] = ()
     opened_ms: int | None = None
     why: str = ""
 
@@ -90,12 +90,12 @@ class CircuitBreaker(msgspec.Struct, frozen=True):
         taken = {(row.until_ms, row.queue): row.gpus for row in self.taken if row.until_ms + WINDOW_MS > now_ms}
         key = (until_ms, action.queue)
         taken[key] = taken.get(key, 0.0) + action.gpus
-        return msgspec.structs.replace(self, taken=tuple(TakenGpus(*key, gpus) for key, gpus in taken.items()))
+        return msgspec.structs.replace(self, taken=tuple(FreedGpus(*key, gpus) for key, gpus in taken.items()))
 
     def open(self, why: str, now_ms: int) -> "CircuitBreaker":
         return msgspec.structs.replace(self, opened_ms=now_ms, why=why)
 
     def shift(self, by_ms: int) -> "CircuitBreaker":
         """Return a copy of the breaker with all times shifted, after the clock was set by `by_ms`."""
-        taken = tuple(TakenGpus(row.until_ms + by_ms, row.queue, row.gpus) for row in self.taken)
+        taken = tuple(FreedGpus(row.until_ms + by_ms, row.queue, row.gpus) for row in self.taken)
         return msgspec.structs.replace(self, taken=taken)

@@ -19,7 +19,7 @@ from fleetcast.service.answers.placements import QueueRow
 from fleetcast.service.placer.decision_writer import DecisionWriter
 from fleetcast.service.placer.failures import PASS, Failures
 from fleetcast.service.placer.growth import GrowthAdvisor
-from fleetcast.service.placer.promised_view import PromisedView, explain_taken_attempt
+from fleetcast.service.placer.promised_view import PromisedView, explain_attempt_conflict
 from fleetcast.service.placer.queue_pass import QueuePass
 from fleetcast.service.placer.queue_rows import NOT_LOOKED_AT, StartNotes, make_queue_row
 from fleetcast.service.placer.queues import ServedQueues
@@ -159,7 +159,7 @@ class RequestBacklog:
                 if not self._ledger.is_queued(request.request_id):
                     continue
                 if not unchanged and (
-                    explain_taken_attempt(request, observed, promised)
+                    explain_attempt_conflict(request, observed, promised)
                     or not is_still_valid(request, decision, view, begun.options)
                     or isinstance(turns.limit_to_quota(request), str)
                 ):
@@ -200,7 +200,7 @@ class RequestBacklog:
         taken = observed.seen | observed.ended | promised.keys()
         for entry in queue:
             is_taken = (entry.request.job_name, entry.request.attempt) in taken
-            why = explain_taken_attempt(entry.request, observed, promised) if is_taken else ""
+            why = explain_attempt_conflict(entry.request, observed, promised) if is_taken else ""
             if why:
                 refused.append((entry, why))
             elif gone := self._queues.explain_missing_queue(entry.request):

@@ -216,7 +216,7 @@ class PromisedView:
             raise ConflictError(f"{request_id!r} runs already: end the job")
 
 
-def explain_taken_attempt(
+def explain_attempt_conflict(
     request: PlacementRequest, observed: ObservedFleet, promised: Mapping[tuple[str, int], str]
 ) -> str:
     """Explain why an attempt cannot be placed. Returns "" if it can.

@@ -34,7 +34,7 @@ from fleetcast.service.placer.failures import Failures
 from fleetcast.service.placer.known_names import check_known_names
 from fleetcast.service.placer.metrics import PlacerMetrics
 from fleetcast.service.placer.own_numbers import DECISIONS, LINES, OwnNumbers
-from fleetcast.service.placer.promised_view import PromisedView, explain_taken_attempt
+from fleetcast.service.placer.promised_view import PromisedView, explain_attempt_conflict
 from fleetcast.service.placer.queues import ServedQueues
 from fleetcast.service.placer.recent_demand import RecentDemand
 from fleetcast.service.placer.reclaim import ReclaimAdvisor
@@ -120,7 +120,7 @@ class PlacementService:
         self.check_names(request)
         observed = self.view.observe_fleet()
         if not request.dry_run and (
-            why := explain_taken_attempt(request, observed, self.view.find_promised_attempts())
+            why := explain_attempt_conflict(request, observed, self.view.find_promised_attempts())
         ):
             raise ConflictError(why)
         leaf, allowed = self.queues.find_leaf(request), self.queues.make_turns(observed).limit_to_quota(request)
@@ -154,7 +154,7 @@ class PlacementService:
         if any((entry.request.job_name, entry.request.attempt) == key for entry in self.ledger.list_queue_entries()):
             raise ConflictError(f"attempt {request.attempt} of {request.job_name} waits already")
         known = self.view.view_without_promises
-        if known and (why := explain_taken_attempt(request, known, self.view.find_promised_attempts())):
+        if known and (why := explain_attempt_conflict(request, known, self.view.find_promised_attempts())):
             raise ConflictError(why)
         self.queues.find_leaf(request)
         now_ms = self.clock.now_ms()

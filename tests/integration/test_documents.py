@@ -146,12 +146,12 @@ def _time(job: int, minutes: int = 0) -> str:
 
 
 def _launch(folder: Path, service: Service, places: Words, variables: Words) -> None:
-    """What NVRx wrote of a cycle."""
+    """Write the report of a cycle, as NVRx does."""
     (folder / "cycle_info.train-42.0.1").write_text(json.dumps(cycle(0, "n[001-002]")))
 
 
 def _fabric(folder: Path, service: Service, places: Words, variables: Words) -> None:
-    """What a fabric and a host printed, and racks."""
+    """Write the output of a fabric and of a host, and a topology with racks."""
     (folder / "topology").mkdir()
     cables = {f"n{node:03d} mlx5_{rail}": str(rail + 1) for node in (1, 2) for rail in (0, 1)}
     (folder / "topology/fabric.txt").write_text(fabric(cables))

@@ -21,7 +21,7 @@ DESCRIPTION = "Run episodes of a seed; exit status 1 where a law is broken. One 
 
 @dataclass(slots=True)
 class Summary:
-    """What came of some episodes. `digest`: of all that happened, the same whenever a seed is run."""
+    """The outcome of some episodes. `digest`: a hash of all that happened, the same whenever a seed is run."""
 
     steps: int = 0
     episodes: int = 0
