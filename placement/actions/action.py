@@ -15,6 +15,7 @@ from fleetcast.fleet.errors import RequestError
 from fleetcast.fleet.requests import RankPlacement
 
 DIGITS = 24  # hexadecimal, of a wish
+AGENTS = "agents"  # the executor of a job whose own agent polls its actions
 
 
 class ActionKind(StrEnum):

@@ -6,7 +6,8 @@
         └→ expired              refused | expired ─→ late: it happened all the same
 
 The ledger stores `proposed` before anything is published. `sent` means that the executor may carry out the
-action. An action that was sent is withdrawn only if it stops no process (`WITHDRAWN_AFTER_SENDING`).
+action. An action is withdrawn only while no executor may have begun it (`ActionRecord.may_have_begun`), or once its
+attempt has ended.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from enum import StrEnum
 import msgspec
 
 from fleetcast.fleet.errors import ConflictError
-from fleetcast.placement.actions.action import ActionKind, JobAction
+from fleetcast.placement.actions.action import AGENTS, JobAction
 
 
 class ActionState(StrEnum):
@@ -30,7 +31,6 @@ class ActionState(StrEnum):
 
 
 OPEN = frozenset({ActionState.PROPOSED, ActionState.SENT, ActionState.ACCEPTED})
-WITHDRAWN_AFTER_SENDING = frozenset({ActionKind.GROW})
 _AFTER_SENDING = frozenset({ActionState.SEEN, ActionState.REFUSED, ActionState.EXPIRED, ActionState.WITHDRAWN})
 FOLLOWED_BY = {
     ActionState.PROPOSED: frozenset({ActionState.SENT, ActionState.WITHDRAWN, ActionState.EXPIRED}),
@@ -78,6 +78,14 @@ class ActionRecord:
     def was_sent(self) -> bool:
         return self.find_time_ms(ActionState.SENT) is not None
 
+    @property
+    def may_have_begun(self) -> bool:
+        """The claim that an executor may carry the action out by now, so that it can no longer be withdrawn.
+
+        A job's own agent begins only after its reply was recorded. Any other executor begins before it replies.
+        """
+        return self.was_sent and (self.state is not ActionState.SENT or self.action.executor != AGENTS)
+
     def find_time_ms(self, state: ActionState) -> int | None:
         """Return when the action entered a state in Unix ms, or None if it never did."""
         return next((step.time_ms for step in self.life if step.state is state), None)
@@ -89,8 +97,7 @@ class ActionRecord:
         """
         if self.state is state:
             return self
-        is_sent_stop = self.state is not ActionState.PROPOSED and self.action.kind not in WITHDRAWN_AFTER_SENDING
-        if state not in FOLLOWED_BY.get(self.state, ()) or (is_sent_stop and state is ActionState.WITHDRAWN):
+        if state not in FOLLOWED_BY.get(self.state, ()):
             because = f" ({self.why})" if self.why else ""
             raise IllegalTransition(f"action {self.action_id} is {self.state}{because}: it cannot become {state}")
         return replace(self, life=(*self.life, LifeStep(state, now_ms)), why=why)

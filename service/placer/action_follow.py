@@ -104,7 +104,7 @@ class ActionFollower:
         if has_happened(record.action, observed):
             self._control.record_seen(record.action_id, now_ms, OCCUPANCY)
         elif (record.action.job, record.action.attempt) not in observed.seen:
-            self._control.withdraw(record.action_id, "its attempt ended before it grew", now_ms)
+            self._control.withdraw(record.action_id, "its attempt ended before it grew", now_ms, has_ended=True)
 
 
 def has_happened(action: JobAction, observed: ObservedFleet) -> bool:

@@ -246,12 +246,15 @@ class ActionControl:
         """Return why the circuit breaker would open if this action were sent now. Returns "" if it would not."""
         return self.switches.breaker.explain_excess(action, now_ms, self._find_capacity(), self._limits)
 
-    def withdraw(self, action_id: str, why: str, now_ms: int) -> ActionRecord:
-        """Withdraw an action whose reason went away before it was sent, or growth before it happened.
+    def withdraw(self, action_id: str, why: str, now_ms: int, *, has_ended: bool = False) -> ActionRecord:
+        """Withdraw an action whose reason went away. has_ended: its attempt runs no more.
 
-        Raises IllegalTransition for a stop that was sent.
+        Raises IllegalTransition if an executor may have begun to carry it out, unless its attempt has ended.
         """
-        return self._table.enter(self.get_action(action_id), ActionState.WITHDRAWN, now_ms, PLACER, why)
+        record = self.get_action(action_id)
+        if record.may_have_begun and not has_ended:
+            raise IllegalTransition(f"action {action_id} is {record.state}: {record.action.executor} may have begun it")
+        return self._table.enter(record, ActionState.WITHDRAWN, now_ms, PLACER, why)
 
     def record_seen(self, action_id: str, now_ms: int, evidence: str = TELEMETRY) -> ActionRecord:
         """Record that an action happened. After its end it is late.
@@ -262,13 +265,6 @@ class ActionControl:
         has_ended = record.was_sent and record.state in (ActionState.REFUSED, ActionState.EXPIRED, ActionState.LATE)
         state = ActionState.LATE if has_ended else ActionState.SEEN
         return self._table.enter(record, state, now_ms, PLACER, evidence)
-
-    def cancel(self, action_id: str, why: str, now_ms: int) -> ActionRecord:
-        """End an action that was sent and whose reason went away. Its executor did not fail.
-
-        Raises IllegalTransition for an action that was not sent, or has ended.
-        """
-        return self._table.enter(self.get_action(action_id), ActionState.REFUSED, now_ms, PLACER, why)
 
     def record_contradiction(self, action_id: str, why: str, now_ms: int) -> ActionRecord:
         """Record that telemetry contradicts what an executor reported. The action counts as refused."""

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from fleetcast.placement.actions.action import ActionKind
+from fleetcast.placement.actions.action import AGENTS, ActionKind
 from fleetcast.service.config import AdaptersConfig
 
-AGENTS = "agents"  # the executor of a job whose own agent polls its actions
 POLLED_MS = 300_000  # a job whose agent has not polled for so long has none
 MOST_AGENTS = 100_000
 

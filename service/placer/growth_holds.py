@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.placement.actions.action import ActionKind
-from fleetcast.placement.actions.life import ActionRecord, ActionState
+from fleetcast.placement.actions.life import ActionRecord
 from fleetcast.placement.ledger.ledger import Ledger
 from fleetcast.placement.machines.vacate import remove_jobs
 from fleetcast.placement.machines.view import ClusterView
@@ -22,7 +22,6 @@ from fleetcast.placement.plan.turns import count_gpus_by_resource
 from fleetcast.placement.queues.charges import LeafUse
 from fleetcast.placement.queues.queues_ahead import QueueHold
 from fleetcast.service.placer.action_follow import mask_ranks
-from fleetcast.service.placer.executors import AGENTS
 from fleetcast.service.placer.view import ObservedFleet
 
 
@@ -36,12 +35,7 @@ class SentGrowths(NamedTuple):
 def list_growths(ledger: Ledger) -> SentGrowths:
     """Return the growths that were sent and have not ended, the oldest first."""
     rows = [row for row in ledger.actions.list_open() if row.action.kind is ActionKind.GROW and row.was_sent]
-    return SentGrowths([row for row in rows if not is_withdrawable(row)], [row for row in rows if is_withdrawable(row)])
-
-
-def is_withdrawable(record: ActionRecord) -> bool:
-    """Return whether nobody has begun to carry out a growth: an agent begins only after its reply was recorded."""
-    return record.state is ActionState.SENT and record.action.executor == AGENTS
+    return SentGrowths([row for row in rows if row.may_have_begun], [row for row in rows if not row.may_have_begun])
 
 
 def release_growths(observed: ObservedFleet, growths: SentGrowths) -> ObservedFleet:

@@ -1,7 +1,7 @@
 """The replacement of nodes under a gang: nodes that were lost, are likely to fail, or slow it.
 
-Each pass judges again. If more nodes fail, a new action for all of them replaces the old one, unless the executor
-has accepted the old one. Nothing is proposed while reclaim is "off". In the mode "act" a replacement by spare
+Each pass judges again. If more nodes fail, a new action for all of them replaces the old one, unless an executor may
+have begun the old one. Nothing is proposed while reclaim is "off". In the mode "act" a replacement by spare
 or free nodes, and a shrink, are sent. All other steps are advice.
 """
 
@@ -70,9 +70,9 @@ class RecoveryAdvisor:
         if tree is None or tree.policy.reclaim.mode == "off":
             self._withdraw_others([record for record in own if not record.was_sent], {}, now_ms)
             return
-        cancelled = self._cancel_overtaken(own, observed, now_ms)
-        own = [record for record in own if record.action.job not in cancelled]
-        fleet = replace(observed, view=remove_jobs(observed.view, set(map(make_gang_hold_name, cancelled))))
+        overtaken = self._withdraw_overtaken(own, observed, now_ms)
+        own = [record for record in own if record.action.job not in overtaken]
+        fleet = replace(observed, view=remove_jobs(observed.view, set(map(make_gang_hold_name, overtaken))))
         actions = _GangSearch(fleet, options, tree, {record.action.job: record for record in own}).list_actions()
         proposed = [record for record in own if not record.was_sent]
         self._withdraw_others(proposed, {action.job: action.compute_wish() for action in actions}, now_ms)
@@ -81,17 +81,18 @@ class RecoveryAdvisor:
         for action in due:
             self._send(action, now_ms)
 
-    def _cancel_overtaken(self, own: Sequence[ActionRecord], observed: ObservedFleet, now_ms: int) -> set[str]:
-        """End sent actions whose job has finished, or that no executor has accepted and that no longer suit.
+    def _withdraw_overtaken(self, own: Sequence[ActionRecord], observed: ObservedFleet, now_ms: int) -> set[str]:
+        """Withdraw sent actions whose job has finished, or that no executor has begun and that no longer suit.
 
         Returns their jobs.
         """
         overtaken = set[str]()
         for record in own:
             has_finished = (record.action.job, record.action.attempt) in observed.finished
-            waits = record.state is ActionState.SENT and is_overtaken(record.action, observed.view)
-            if record.was_sent and (has_finished or waits):
-                self._control.cancel(record.action_id, RECOVERED if has_finished else MORE_FAILED, now_ms)
+            is_unsuited = not record.may_have_begun and is_overtaken(record.action, observed.view)
+            if record.was_sent and (has_finished or is_unsuited):
+                why = RECOVERED if has_finished else MORE_FAILED
+                self._control.withdraw(record.action_id, why, now_ms, has_ended=has_finished)
                 overtaken.add(record.action.job)
         return overtaken
 
@@ -118,7 +119,7 @@ class RecoveryAdvisor:
         last = [row for row in self._control.list_last_of(action.job) if row.was_sent and is_of_recovery(row.action)]
         if action.reason.code.startswith(SLOW):
             return not any(row.action.reason.code.startswith(SLOW) for row in last)
-        failed = [row for row in last if row.state in FAILED and row.why not in (MORE_FAILED, RECOVERED)]
+        failed = [row for row in last if row.state in FAILED]
         if any(row.action.compute_wish() == action.compute_wish() for row in failed):
             return False
         return sum(row.action.attempt == action.attempt for row in failed) < MOST_TRIES

@@ -1,5 +1,8 @@
 """Which state of an action follows which."""
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,8 +21,8 @@ from tests.placement.actions.action_world import make_action
 S = ActionState
 LEGAL = {
     *((S.PROPOSED, state) for state in (S.SENT, S.WITHDRAWN, S.EXPIRED)),
-    *((S.SENT, state) for state in (S.ACCEPTED, S.SEEN, S.REFUSED, S.EXPIRED)),
-    *((S.ACCEPTED, state) for state in (S.SEEN, S.REFUSED, S.EXPIRED)),
+    *((S.SENT, state) for state in (S.ACCEPTED, S.SEEN, S.REFUSED, S.EXPIRED, S.WITHDRAWN)),
+    *((S.ACCEPTED, state) for state in (S.SEEN, S.REFUSED, S.EXPIRED, S.WITHDRAWN)),
     *((S.REFUSED, S.LATE), (S.EXPIRED, S.LATE)),
 }
 
@@ -65,14 +68,24 @@ def test_an_open_action_may_still_end_and_an_ended_one_is_told_why() -> None:
 
 
 @pytest.mark.parametrize("kind", ActionKind)
-@pytest.mark.parametrize("last", [(S.SENT,), (S.SENT, S.ACCEPTED)])
-def test_of_what_was_sent_growth_alone_is_withdrawn(kind: ActionKind, last: tuple[ActionState, ...]) -> None:
-    record = in_state(S.PROPOSED, *last, kind=kind)
-    if kind is ActionKind.GROW:
-        assert may_return(record.enter(S.WITHDRAWN, 9))
-    else:
-        with pytest.raises(IllegalTransition, match="it cannot become withdrawn"):
-            record.enter(S.WITHDRAWN, 9)
+@pytest.mark.parametrize(
+    ("executor", "states", "expected"),
+    [
+        ("agents", (), False),
+        ("agents", (S.SENT,), False),
+        ("agents", (S.SENT, S.ACCEPTED), True),
+        ("slurm", (), False),
+        ("slurm", (S.SENT,), True),
+        ("slurm", (S.SENT, S.ACCEPTED), True),
+    ],
+)
+def test_an_agent_begins_after_its_reply_and_any_other_executor_before_it(
+    kind: ActionKind, executor: str, states: tuple[ActionState, ...], expected: bool
+) -> None:
+    record = in_state(S.PROPOSED, *states, kind=kind)
+    record = replace(record, action=msgspec.structs.replace(record.action, executor=executor))
+    assert record.may_have_begun is expected
+    assert may_return(record.enter(S.WITHDRAWN, 9))
 
 
 def test_a_wish_returns_unless_its_executor_failed_it() -> None:

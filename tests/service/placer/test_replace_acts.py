@@ -11,6 +11,7 @@ import pytest
 from fleetcast.fleet.nodes import NodeState
 from fleetcast.models.risk.rules import ACTIONS
 from fleetcast.models.risk.scores import RISK_KINDS
+from fleetcast.placement.actions.life import IllegalTransition
 from fleetcast.placement.ledger.verify import verify_ledger
 from fleetcast.placement.machines.view import Hearing
 from fleetcast.service.placer.action_follow import BUSY
@@ -161,7 +162,7 @@ def test_the_nodes_are_free_once_the_job_has_finished(world: BrokenWorld, verb: 
     world.end("big")
     world.board.finished = ("big",)
     world.pass_at(10)
-    assert (world.states(), world.try_now(5)) == ({"big": "refused"}, "placed")
+    assert (world.states(), world.try_now(5)) == ({"big": "withdrawn"}, "placed")
 
 
 def test_a_later_attempt_that_its_scheduler_starts_elsewhere_ends_the_hold(world: BrokenWorld) -> None:
@@ -187,6 +188,19 @@ def test_one_more_lost_node_joins_unless_the_executor_has_accepted(world: Broken
     accepted = world.last()["action_id"]
     world.lose(0, 1, 2)
     assert (world.last()["action_id"], world.last()["state"]) == (accepted, "accepted")
+
+
+def test_an_executor_that_may_have_begun_is_not_overtaken(world: BrokenWorld) -> None:
+    world.service.executors.configured = (("site", lambda kind, job: ""),)
+    world.board.lost = (0,)
+    world.pass_at(30)
+    first = world.last()
+    assert (first["executor"], first["state"]) == ("site", "sent")
+    world.board.lost = (0, 1)
+    world.pass_at(30)
+    assert world.last() == first, "it begins before it replies"
+    with pytest.raises(IllegalTransition, match="site may have begun it"):
+        world.service.actions.withdraw(first["action_id"], "why", world.clock.now_ms())
 
 
 def test_a_wish_that_failed_becomes_advice_and_two_failures_leave_advice(world: BrokenWorld) -> None:

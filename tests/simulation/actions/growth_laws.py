@@ -6,7 +6,6 @@ closed nodes a gang grows on no node on which no request would be placed
 dwell        a gang whose size has just changed does not grow
 asked once   an attempt that failed to grow is not asked again
 nobody waits after a pass no request waits that would fit on GPUs of growth which no agent has accepted
-to the gang  growth that an agent has accepted is withdrawn only because its attempt has ended
 seen         a gang whose growth is seen holds its new nodes
 """
 
@@ -65,9 +64,6 @@ class GrowthLaws:
             self.failed.add((action.job, action.attempt))
         if row.state is ActionState.SEEN and (job is None or not set(list_nodes(action)) <= set(job.nodes)):
             raise Broken("seen", f"{row.action_id} is seen, and {action.job} does not hold its new nodes")
-        was_accepted = row.find_time_ms(ActionState.ACCEPTED) is not None
-        if row.state is ActionState.WITHDRAWN and was_accepted and job is not None and job.attempt == action.attempt:
-            raise Broken("to the gang", f"{row.action_id} is withdrawn after {action.job} accepted it: {row.why}")
 
     def check_pass(self, open_now: Iterable[ActionRecord], waiting: Iterable[tuple[str, int]]) -> None:
         """Check the growth that is open after a pass. waiting: requests, each with the nodes that it asks for."""

@@ -2,6 +2,7 @@
 
 given once       a job that starts on its placement finds no other job at work on these GPUs
 lives            an action enters only states that may follow, and its earlier states never change
+begun            an action that an agent has accepted is withdrawn only because its attempt has ended
 seen             an action that is seen has freed its GPUs in truth
 ends             an action that was sent ends when its time is over
 not twice        a job has one open action, and a wish that failed after it was sent is never sent again
@@ -74,6 +75,10 @@ class ActionLaws:
             for first, second in zip(row.life, row.life[1:], strict=False):
                 if second.state not in FOLLOWED_BY.get(first.state, ()):
                     raise Broken("lives", f"{row.action_id} went from {first.state} to {second.state}")
+            was_accepted = row.find_time_ms(ActionState.ACCEPTED) is not None
+            job = self.jobs.get(row.action.job)
+            if row.state is ActionState.WITHDRAWN and was_accepted and job and job.attempt == row.action.attempt:
+                raise Broken("begun", f"{row.action_id} is withdrawn after {job.name} accepted it: {row.why}")
             if row.state is ActionState.SEEN and self._still_works(row):
                 raise Broken("seen", f"{row.action_id} is seen, and the GPUs of {row.action.job} still work")
             self.known[row.action_id] = row

@@ -8,10 +8,11 @@ import msgspec
 from fleetcast.placement.actions import life
 from fleetcast.placement.actions.action import DIGITS, ActionKind, JobAction
 from fleetcast.placement.actions.breaker import CircuitBreaker
+from fleetcast.placement.actions.life import ActionRecord
 from fleetcast.placement.elastic import grow
 from fleetcast.placement.ledger.actions import ActionTable
 from fleetcast.placement.reclaim.fairness import FairnessVerdict
-from fleetcast.service.placer import action_follow, growth_holds
+from fleetcast.service.placer import action_follow
 from fleetcast.service.placer.actions import ActionControl
 from fleetcast.service.placer.promised_sets import PromisedSets
 from tests.simulation.mutations import Mutation
@@ -51,8 +52,12 @@ ACTION_MUTATIONS = {
     ),
     "growth-without-a-rest": Mutation(1, ("dwell",), grow, "DWELL_MS", 0),
     "growth-asked-again": Mutation(1, ("asked once",), ActionControl, "has_failed", lambda *_: False),
-    "growth-before-requests": Mutation(1, ("nobody waits",), growth_holds, "is_withdrawable", lambda record: False),
-    "accepted-growth-withdrawn": Mutation(1, ("to the gang",), growth_holds, "is_withdrawable", lambda record: True),
+    "growth-before-requests": Mutation(
+        1, ("nobody waits",), ActionRecord, "may_have_begun", property(lambda record: record.was_sent)
+    ),
+    "accepted-action-withdrawn": Mutation(
+        1, ("begun",), ActionRecord, "may_have_begun", property(lambda record: False)
+    ),
     "freed-when-sent": Mutation(1, ("seen",), action_follow, "has_happened", lambda action, observed: True),
     "believe-the-scheduler": Mutation(
         1, ("seen",), action_follow, "judge_freed_gpus", lambda *_: action_follow.Finding.SEEN_BY_SCHEDULER
