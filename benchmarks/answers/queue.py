@@ -66,7 +66,7 @@ def _make_pass(view: ClusterView, tree: QueueTree | None) -> Callable[[], int]:
     head = PlacementRequest(request_id="head", gang=len(view) * 19 // 20, gpus_per_node=8, priority=9, queue="urgent")
     queue = [
         WaitingEntry(request, NOW_MS - 1000 * at)
-        for at, request in enumerate((head, *map(_make_request, range(WAITING - 1))))
+        for at, request in enumerate((head, *map(make_request, range(WAITING - 1))))
     ]
 
     def run_pass() -> int:
@@ -79,17 +79,17 @@ def _make_pass(view: ClusterView, tree: QueueTree | None) -> Callable[[], int]:
     return run_pass
 
 
-def _make_request(number: int) -> PlacementRequest:
+def make_request(number: int) -> PlacementRequest:
     queue = f"team{number % TEAMS}/{'shared' if number // TEAMS % 2 else 'own'}"
     return PlacementRequest(
         request_id=f"j{number}", gang=1 + number % SHAPES, gpus_per_node=8, queue=queue, user=f"u{number % USERS}"
     )
 
 
-def make_queue_tree(view: ClusterView) -> QueueTree:
+def make_queue_tree(view: ClusterView, more: str = "") -> QueueTree:
     """Make queues for teams. Each team has a guarantee of a fortieth of the fleet.
 
-    A team has two queues. One of them is shared among its users.
+    A team has two queues. One of them is shared among its users. more: further lines of the file.
     """
     each = len(view) * GPUS_PER_NODE // 40
     teams = "".join(
@@ -97,7 +97,7 @@ def make_queue_tree(view: ClusterView) -> QueueTree:
         f'[queue."team{team}/own"]\n[queue."team{team}/shared"]\nper_user = true\n'
         for team in range(TEAMS)
     )
-    return read_queues(f"[class.urgent]\npriority = 1\n[queue.urgent]\n{teams}")
+    return read_queues(f"[class.urgent]\npriority = 1\n[queue.urgent]\n{teams}{more}")
 
 
 def _measure_beside_passes(folder: Path, view: ClusterView, size: dict[str, int]) -> dict[str, Any]:
