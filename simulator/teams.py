@@ -68,8 +68,12 @@ def _choose_person(team: Team, job: str) -> str:
     return team.people[zlib.crc32(f"user of {job}".encode()) % len(team.people)]
 
 
-def format_queues_toml(gpus: int, spares: int = 0) -> str:
-    """Return the text of `queues.toml` for a fleet of `gpus` GPUs. spares: nodes that are held ready for lost ones."""
+def format_queues_toml(gpus: int, spares: int = 0, reclaim: str = "act") -> str:
+    """Return the text of `queues.toml` for a fleet of `gpus` GPUs.
+
+    spares: nodes that are held ready for lost ones. reclaim: whether jobs stop for a team that is owed GPUs, as the
+    policy's key.
+    """
     urgent = int(gpus * URGENT_GUARANTEE) // 8 * 8
     parts = {team.name: (gpus - urgent) * team.weight // 100 for team in TEAMS}
     return f"""\
@@ -77,7 +81,7 @@ def format_queues_toml(gpus: int, spares: int = 0) -> str:
 [policy]
 half_life_h = 24
 max_wait_h = 12
-reclaim = "act" # the agents of jobs stop them for a team that is owed GPUs
+reclaim = "{reclaim}" # the agents of jobs stop them for a team that is owed GPUs
 preempt_after_s = 60
 unknown_queue = "{LENDER}" # a request that names no queue
 

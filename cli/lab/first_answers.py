@@ -1,7 +1,7 @@
 """Accuracy of the first start time that each request gets, compared with the mean of the last waits."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,37 @@ class FirstAnswerTally:
                 (wait_ms, np.full(len(LEVELS), mean_ms)) for wait_ms, _, mean_ms in rows
             ),
         }
+
+    def summarize_kinds(self, kinds: Mapping[str, str], end_ms: int) -> dict[str, dict[str, Any]]:
+        """Return kind → the accuracy of the first answers to its requests, and "all" → that of all first answers.
+
+        kinds: request_id → its kind, "other" if missing. A level counts once its issued time has passed, whether or
+        not the request has started. The pinball loss, in minutes, covers all requests: a wait and a quantile that
+        reach beyond `end_ms` both count as if they ended then, so that requests that still wait are not left out.
+        """
+        found: dict[str, list[tuple[float, Array, float]]] = {"all": []}
+        for name, (at_ms, issued, _) in self._asked.items():
+            if issued is not None:
+                row = self._started.get(name, np.inf) - at_ms, np.array(issued, np.float64) - at_ms, end_ms - at_ms
+                found["all"].append(row)
+                found.setdefault(kinds.get(name, "other"), []).append(row)
+        return {kind: _summarize_rows(rows) for kind, rows in found.items()}
+
+
+def _summarize_rows(rows: Sequence[tuple[float, Array, float]]) -> dict[str, Any]:
+    """Return the share of requests that started by each level, how many counted, and the pinball loss.
+
+    rows: (wait, quantiles of the wait at LEVELS, time from the answer to the end), all in ms.
+    """
+    summary: dict[str, Any] = {"n": len(rows)}
+    for at, level in enumerate(LEVELS):
+        starts = [wait_ms <= issued_ms[at] for wait_ms, issued_ms, left_ms in rows if issued_ms[at] < left_ms]
+        summary[f"n_p{100 * level:.0f}"] = len(starts)
+        summary[f"by_p{100 * level:.0f}"] = round(float(np.mean(starts)), 4) if starts else None
+    summary["pinball_min"] = _compute_mean_loss(
+        (min(wait_ms, left_ms), np.minimum(issued_ms, left_ms)) for wait_ms, issued_ms, left_ms in rows
+    )
+    return summary
 
 
 def _compute_mean_loss(rows: Iterable[tuple[float, Array]]) -> float | None:

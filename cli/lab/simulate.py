@@ -57,16 +57,19 @@ def simulate_starts(
     teams: Annotated[bool, typer.Option("--teams", help="Three teams share the fleet; else one line.")] = False,
     cold: Annotated[bool, typer.Option("--cold", help="A site without any history: its first days.")] = False,
     nodes: Annotated[int, typer.Option(help="Nodes of eight GPUs.", min=1, max=1000)] = 133,
+    reclaim: Annotated[bool, typer.Option("--reclaim", help="With --teams: also with stops for owed GPUs.")] = False,
 ) -> None:
     """Simulate the demo's queue without its telemetry, and report how often start times proved right.
 
-    Prints one JSON line for each seed. If FLEETCAST_DATA has the Venus trace, its jobs are used for
+    Prints one JSON line for each seed. `--reclaim` prints two: one without and one with jobs that stop for
+    teams that are owed GPUs. If FLEETCAST_DATA has the Venus trace, its jobs are used for
     every seed. Otherwise the generator draws them. `first` evaluates the first answer to each request,
     compared with the average of the queue's last waits.
 
     Example:  fleetcast simulate starts --seeds 5
     """
     import asyncio
+    import itertools
     import json
     import tempfile
 
@@ -75,8 +78,11 @@ def simulate_starts(
     from fleetcast.cli.lab.data import find_data_folder
     from fleetcast.cli.lab.waiting_fleet import make_waiting_fleet
 
-    size: dict[str, Any] = {"nodes": nodes, "hours": hours, "is_cold": cold}
-    for one in range(seed, seed + seeds):
+    if reclaim and not teams:
+        raise typer.BadParameter("needs --teams", param_hint="--reclaim")
+    arms = (False, True) if reclaim else (False,)
+    for one, reclaims in itertools.product(range(seed, seed + seeds), arms):
+        size: dict[str, Any] = {"nodes": nodes, "hours": hours, "is_cold": cold, "reclaims": reclaims}
         with tempfile.TemporaryDirectory() as folder:
             try:
                 fleet = make_waiting_fleet(
@@ -85,8 +91,11 @@ def simulate_starts(
             except ValueError as error:
                 raise typer.BadParameter(f"{at!r}: {error}", param_hint="--at") from None
             record = asyncio.run(fleet.run_for(hours * 3600))
-        about = {"seed": one, "hours": hours, "teams": teams, "cold": cold, "jobs": fleet.jobs}
-        echo(json.dumps({**about, "record": msgspec.to_builtins(record), "first": fleet.first.make_summary()}))
+        about: dict[str, Any] = {"seed": one, "hours": hours, "teams": teams, "cold": cold, "jobs": fleet.jobs}
+        if fleet.agents is not None:
+            about["stops"] = fleet.agents.stops
+        first = fleet.first.make_summary() | ({"kinds": fleet.make_kind_summary()} if reclaim else {})
+        echo(json.dumps({**about, "record": msgspec.to_builtins(record), "first": first}))
 
 
 @app.command("cluster")

@@ -10,10 +10,12 @@ import heapq
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from fleetcast.cli.lab.first_answers import FirstAnswerTally
+from fleetcast.cli.lab.obedient_agents import ObedientAgents
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.errors import RequestError
 from fleetcast.fleet.events import Finished, JobEvent
@@ -42,6 +44,7 @@ DEMAND_MS = 1_800_000
 DEMO_NODES = 133
 WEEKS = 1  # of history that the pipeline is told of
 CALLER = "simulation"
+RESTART_S = 60.0  # that a stopped job needs to load its checkpoint
 
 
 class WaitingFleet:
@@ -49,28 +52,34 @@ class WaitingFleet:
 
     Nodes have eight GPUs, by default 133 of them. teams: whether three teams share the fleet, as in the demo.
     Otherwise all jobs wait in one queue. jobs: a sentence that names the source of the jobs. is_cold: whether
-    the pipeline receives no history, as on the first day of a site. first: the record of first answers.
+    the pipeline receives no history, as on the first day of a site. reclaims: whether jobs stop for teams that are
+    owed GPUs. The circuit breaker then never stays open. first: the record of first answers.
     """
 
     def __init__(
-        self, folder: Path, trace: JobTrace, seed: int, spec: FleetSpec, teams: bool = False, is_cold: bool = False
-    ) -> None:
+        self, folder: Path, trace: JobTrace, seed: int, spec: FleetSpec, teams: bool = False, is_cold: bool = False,
+        reclaims: bool = False,
+    ) -> None:  # fmt: skip
         queues = folder / "queues.toml"
         if teams:
             trace = assign_teams(trace)
-            queues.write_text(format_queues_toml(spec.nodes * spec.gpus), encoding="utf-8")
+            text = format_queues_toml(spec.nodes * spec.gpus, reclaim="act" if reclaims else "off")
+            queues.write_text(text, encoding="utf-8")
         spec.write_topology(folder / "topology.toml")
         topology = load_topology(folder / "topology.toml")
         replay = fast_forward_trace(trace, topology, weeks=WEEKS)
         self.jobs = trace.note
-        config = Config(state=str(folder), placer=PlacerConfig(queues=str(queues) if teams else ""))
+        placer = PlacerConfig(queues=str(queues) if teams else "", taken_queue_share=1.0, taken_fleet_share=1.0)
+        config = Config(state=str(folder), placer=placer)
         self._seed, self._gpus = seed, spec.gpus
         self.clock = ManualClock(replay.start_ms)
         self._pipeline = Pipeline(config, self.clock, topology, lambda _: [MemorySource()])
         self.service = PlacementService(config, self.clock, Ledger(config.ledger), PlacerMetrics())
         self._worker, self._starts = QueueWorker(self.service), StartTimeSampler(self.service)
+        self.agents = ObedientAgents(self.service.actions, self.service.executors) if reclaims else None
         self._ahead = [*replay.queue, *trace.select_jobs(trace.submit_ms >= replay.start_ms)][::-1]
         self._waiting: dict[str, LiveJob] = {}
+        self._next_attempts: set[str] = set()  # requests of jobs that have stopped
         self._ends: list[tuple[int, str, LiveJob]] = []
         self._cursor = self._tick_ms = self._demand_ms = 0
         self.first = FirstAnswerTally()
@@ -84,6 +93,15 @@ class WaitingFleet:
             self.clock.advance(STEP_S)
         self.service.ledger.close()
         return self._starts.make_queue_answer([]).record
+
+    def make_kind_summary(self) -> dict[str, dict[str, Any]]:
+        """Return kind of request → the accuracy of first answers.
+
+        `payer`: requests for which jobs stopped. `stopped`: the next attempts of these jobs.
+        """
+        payers = self.agents.payers if self.agents is not None else set[str]()
+        kinds = dict.fromkeys(self._next_attempts, "stopped") | dict.fromkeys(payers, "payer")
+        return self.first.summarize_kinds(kinds, self.clock.now_ms())
 
     def _replay_past(self, replay: TraceReplay) -> None:
         self._fold_events(*replay.history)
@@ -100,7 +118,8 @@ class WaitingFleet:
         return LiveJob(job, draw_job_profile(job.job, job.gpus, job.class_, seed=self._seed), job.run_s, job.run_s)
 
     async def _advance_to(self, now_ms: int) -> None:
-        if self._end_jobs(now_ms) + self._submit_jobs(now_ms) == 0 and now_ms < self._tick_ms:
+        changes = self._end_jobs(now_ms) + self._stop_jobs(now_ms) + self._submit_jobs(now_ms)
+        if changes == 0 and now_ms < self._tick_ms:
             return
         state = self._pipeline.state
         await self._pipeline.capabilities[RunForecasts].forecast(state)
@@ -122,18 +141,39 @@ class WaitingFleet:
             ended += 1
         return ended
 
+    def _stop_jobs(self, now_ms: int) -> int:
+        """Stop the jobs whose agents have written a checkpoint for an action, and submit their next attempts."""
+        if self.agents is None:
+            return 0
+        self.service.actions.reset_breaker(now_ms, CALLER)
+        running = {live.name: (end_ms, live) for end_ms, _, live in self._ends}
+        stopped = self.agents.carry_out_stops([live for _, live in running.values()], now_ms)
+        for live in stopped:
+            self._fold_events(live.make_preempted_event("placer", now_ms))
+            live.safe_s = (running.pop(live.name)[0] - now_ms) / 1000
+            following = live.make_next_attempt()
+            following.job = replace(live.job, submit_ms=now_ms, run_s=live.safe_s + RESTART_S)
+            self._next_attempts.add(following.request_id)
+            self._submit_job(following)
+        if stopped:
+            self._ends = [row for row in self._ends if row[1] in running]
+            heapq.heapify(self._ends)
+        return len(stopped)
+
     def _submit_jobs(self, now_ms: int) -> int:
         came = 0
         while self._ahead and self._ahead[-1].submit_ms <= now_ms:
-            live = self._make_live_job(self._ahead.pop())
+            self._submit_job(self._make_live_job(self._ahead.pop()))
             came += 1
-            try:
-                self.service.enqueue(live.make_request(self._gpus), CALLER)
-            except RequestError:  # larger than its queue may ever be
-                continue
-            self._fold_events(*live.make_submission_events(live.job.submit_ms, self._gpus))
-            self._waiting[live.request_id] = live
         return came
+
+    def _submit_job(self, live: LiveJob) -> None:
+        try:
+            self.service.enqueue(live.make_request(self._gpus), CALLER)
+        except RequestError:  # larger than its queue may ever be
+            return
+        self._fold_events(*live.make_submission_events(live.job.submit_ms, self._gpus))
+        self._waiting[live.request_id] = live
 
     def _start_jobs(self, now_ms: int) -> int:
         rows = self.service.ledger.read_decisions_after(self._cursor, 1000)
@@ -150,7 +190,7 @@ class WaitingFleet:
 
 def make_waiting_fleet(
     folder: Path, data: Path, seed: int, at: str, now_ms: int, teams: bool = False, *,
-    nodes: int = DEMO_NODES, hours: float = 0.0, is_cold: bool = False,
+    nodes: int = DEMO_NODES, hours: float = 0.0, is_cold: bool = False, reclaims: bool = False,
 ) -> WaitingFleet:  # fmt: skip
     """Build the waiting fleet from the jobs of `fleetcast demo`. Raises ValueError if `at` is not a time.
 
@@ -166,4 +206,4 @@ def make_waiting_fleet(
         seed=seed,
         rush_h=math.ceil(hours) if is_cold else 0,
     )
-    return WaitingFleet(folder, trace, seed, spec, teams, is_cold)
+    return WaitingFleet(folder, trace, seed, spec, teams, is_cold, reclaims)

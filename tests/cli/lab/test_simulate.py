@@ -3,13 +3,14 @@
 import asyncio
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from fleetcast.cli.lab.waiting_fleet import WaitingFleet
 from fleetcast.cli.main import app
 from fleetcast.fleet.errors import ConfigError
-from fleetcast.simulator.days.traces import drop_oversized_jobs, generate_trace
+from fleetcast.simulator.days.traces import JobTrace, drop_oversized_jobs, generate_trace
 from fleetcast.simulator.faults.fault_file import FaultFile, parse_fault_file
 from fleetcast.simulator.hardware.cluster import FleetSpec
 from fleetcast.training.sets.fault_runs import read_fault_runs
@@ -64,6 +65,29 @@ def test_a_simulated_queue_is_told_start_times(tmp_path: Path, teams: bool) -> N
     assert (fleet.service.queues.tree is not None) == teams
 
 
+def test_a_job_of_a_simulated_queue_stops_for_owed_gpus_and_waits_again(tmp_path: Path) -> None:
+    start_ms = 1_760_000_000_000
+    lent = ("job-4", "job-5", "job-6", "job-7")  # of language, which borrows all that vision lends
+    trace = JobTrace(
+        job=(*lent, "job-1"),
+        submit_ms=np.array([start_ms - 3_600_000] * 4 + [start_ms + 15_000], np.int64),
+        run_s=np.full(5, 36_000.0),
+        gpus=np.full(5, 8, np.int32),
+        user=("ada",) * 5,
+        class_=("fine_tuning",) * 5,
+        start_ms=start_ms,
+        source="test",
+        note="",
+    )
+    fleet = WaitingFleet(tmp_path, trace, 2, FleetSpec(nodes=4), teams=True, reclaims=True)
+    asyncio.run(fleet.run_for(600))
+    assert fleet.agents is not None
+    assert fleet.agents.stops == 1
+    assert fleet.agents.payers == {"job-1"}
+    assert fleet.first.make_summary()["asked"] == 2  # the payer, and the next attempt of the job that stopped
+    assert len(fleet.service.ledger.list_queue_entries()) == 1
+
+
 def test_a_cold_site_gives_no_start_time_before_anything_is_known(tmp_path: Path) -> None:
     spec, start_ms = FleetSpec(nodes=4), 1_760_000_000_000
     trace = drop_oversized_jobs(
@@ -74,6 +98,10 @@ def test_a_cold_site_gives_no_start_time_before_anything_is_known(tmp_path: Path
     assert fleet.first.make_summary()["asked"] > 0
     assert fleet.first.make_summary()["given"] == 0
     assert not fleet.service.backlog.starts
+
+
+def test_reclaim_without_teams_is_refused() -> None:
+    assert "--reclaim" in run("starts", "--reclaim", code=2)
 
 
 def test_a_wrong_time_of_the_trace_is_refused() -> None:
