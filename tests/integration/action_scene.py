@@ -25,6 +25,9 @@ from tests.integration.service_process import Service
 
 T = TypeVar("T")
 TOPOLOGY = '[[rack]]\nname = "r"\nblock = "b"\nnodes = ["n[1-4]"]\ngpus = 1\n'
+QUEUE = "lender"
+ACT = '[policy]\nreclaim = "act"\npreempt_after_s = 0\nmin_run_s = 0\n'
+HOLDS_ALL = f"{ACT}[queue.{QUEUE}]\nguaranteed = {{gpu = 4}}\n"
 LIMIT_S = 400.0  # agents are Python processes with PyTorch, and the machine may be busy
 DONE = ["proposed", "sent", "accepted", "seen"]
 
@@ -96,10 +99,14 @@ class Launched:
 
 
 class Scene:
-    """The service, with a file of queues if `queues` has its text. `close` ends what this object started."""
+    """The service, with a file of queues if `queues` has its text. `close` ends what this object started.
+
+    The job is of the queue `QUEUE` if there is such a file. If its policy does not act, the placer withdraws growth
+    that a test has sent.
+    """
 
     def __init__(self, folder: Path, python: Path, queues: str = "") -> None:
-        self.folder, self._python = folder, python
+        self.folder, self._python, self._queue = folder, python, QUEUE if queues else ""
         (folder / "topology.toml").write_text(TOPOLOGY)
         (folder / "queues.toml").write_text(queues)
         file = {"queues": str(folder / "queues.toml")} if queues else {}
@@ -145,7 +152,7 @@ class Scene:
             kind=kind,
             job=job,
             attempt=attempt,
-            queue="",
+            queue=self._queue,
             gpus=float(max(len(ranks), len(places))),
             ranks=tuple(RankPlacement(number, node, (0,)) for number, node in enumerate(ranks)),
             places=tuple(RankPlacement(number, node, (0,)) for number, node in enumerate(places)),

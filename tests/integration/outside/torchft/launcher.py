@@ -23,7 +23,7 @@ def main() -> int:
     lighthouse = load().LighthouseServer(
         bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=500, quorum_tick_ms=100, heartbeat_timeout_ms=2000
     )
-    request = {"gang": {"min": 2, "desired": 3}, "gpus_per_node": 1}
+    request = {"queue": "lender", "gang": {"min": 2, "desired": 3}, "gpus_per_node": 1}
     decision = Client(os.environ["FLEETCAST_URL"]).place({"request_id": job, **request})
 
     def start(place: Any, variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fleetcast.placement.actions.action import ActionKind
-from tests.integration.action_scene import DONE, Scene, open_scene
+from tests.integration.action_scene import DONE, HOLDS_ALL, Scene, open_scene
 from tests.integration.built import needed
 from tests.integration.outside.torchft.build import build
 
@@ -19,7 +19,7 @@ LAUNCHER = Path(__file__).with_name("launcher.py")
 @pytest.fixture
 def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
     needed(build, request)
-    with open_scene(tmp_path, Path(sys.executable)) as made:
+    with open_scene(tmp_path, Path(sys.executable), HOLDS_ALL) as made:
         yield made
 
 
