@@ -174,7 +174,7 @@ class Scene:
     def find_action(self, job: str) -> Any:
         """Return the last action on a job that was sent, or None."""
         rows = (self.roles.get(f"/v1/actions?job={job}&order=newest") or {}).get("rows", ())
-        return next((row for row in rows if row["state"] in DONE[1:]), None)
+        return next((row for row in reversed(rows) if row["state"] in DONE[1:]), None)
 
     def life(self, action_id: str) -> list[str]:
         answer = self.roles.get(f"/v1/actions/{action_id}")

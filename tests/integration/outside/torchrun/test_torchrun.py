@@ -1,5 +1,7 @@
 """Real torchrun agents answer actions: they end at a checkpoint, and shrink, grow and replace members."""
 
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import pytest
 
 from fleetcast.placement.actions.action import ActionKind
 from tests.dashboards.grafana import ROOT
-from tests.integration.action_scene import DONE, Launched, Scene, open_scene
+from tests.integration.action_scene import ACT, DONE, HOLDS_ALL, QUEUE, Launched, Scene, open_scene
 from tests.integration.built import needed
 from tests.integration.outside.torchrun.build import build
 from tests.ports import free_port
@@ -16,17 +18,32 @@ pytestmark = [pytest.mark.outside, pytest.mark.timeout(1800)]
 
 LAUNCHER = ROOT / "examples/elastic_launcher.py"
 
+OWES = f"""{ACT}
+[queue.owed]
+guaranteed = {{gpu = 2}}
+[queue.{QUEUE}]
+guaranteed = {{gpu = 2}}
+"""
+
 
 @pytest.fixture
-def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
-    with open_scene(tmp_path, needed(build, request)) as made:
+def owing_scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+    """The job's queue borrows a GPU of another one."""
+    with open_scene(tmp_path, needed(build, request), OWES) as made:
         yield made
 
 
-def launch(scene: Scene, *more: str, attempt: int = 1, steps: int = 100_000) -> Launched:
+@pytest.fixture
+def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+    with open_scene(tmp_path, needed(build, request), HOLDS_ALL) as made:
+        yield made
+
+
+def launch(scene: Scene, attempt: int = 1, steps: int = 100_000) -> Launched:
     """Start one attempt of the job `run`."""
     options = ["--job", "run", "--attempt", str(attempt), "--folder", str(scene.folder), "--steps", str(steps)]
-    return scene.launch("run", LAUNCHER, *options, "--rendezvous", f"127.0.0.1:{free_port()}", *more, attempt=attempt)
+    options += ["--request", json.dumps({"queue": QUEUE})]
+    return scene.launch("run", LAUNCHER, *options, "--rendezvous", f"127.0.0.1:{free_port()}", attempt=attempt)
 
 
 def begins(launched: Launched) -> list[tuple[int, int]]:
@@ -79,3 +96,29 @@ def test_a_job_shrinks_grows_and_replaces_a_member_and_its_steps_go_on(scene: Sc
         assert scene.nodes("run") == nodes
     assert 0 < steps[0] < steps[1] < steps[2], "each goes on from a later checkpoint"
     assert job.process.poll() is None
+
+
+def test_the_placer_shrinks_a_job_for_a_request_and_replaces_its_lost_node(owing_scene: Scene) -> None:
+    scene, service = owing_scene, owing_scene.roles
+    job = launch(scene)
+    wait_for_size(scene, job, 3)
+    scene.until("it runs on the board", lambda: scene.nodes("run"))
+    lost = {"node": "n1", "source": "site", "sequence": 1, "time_ms": time.time_ns() // 1_000_000, "type": "lost"}
+    assert service.request("POST", "/v1/events", lost)[0] == 202
+    began, action = len(begins(job)), scene.until("an action is sent", lambda: scene.find_action("run"))
+    assert (action["kind"], action["executor"]) == ("replace", "agents")
+    replaced = wait_for_size(scene, job, 3, began)
+    scene.until("the replacement is seen", lambda: scene.life(action["action_id"]) == DONE)
+    assert scene.nodes("run") == ["n2", "n3", "n4"]
+
+    owed = {"request_id": "owed-1", "queue": "owed", "gang": 1, "gpus_per_node": 1}
+    assert service.request("POST", "/v1/queue", owed)[0] == 202
+    began = len(begins(job))
+    action = scene.until("a shrink is sent", lambda: (row := scene.find_action("run"))["kind"] == "shrink" and row)
+    assert action["payer"] == "owed-1"
+    assert wait_for_size(scene, job, 2, began) > replaced > 0
+    scene.until("the shrink is seen", lambda: scene.life(action["action_id"]) == DONE)
+    (left,) = action["ranks"]
+    placed = scene.until("its payer is placed", lambda: service.get("/v1/placements/owed-1"))
+    assert [rank["node"] for rank in placed["ranks"]] == [left["node"]]
+    assert left["node"] not in scene.nodes("run")
