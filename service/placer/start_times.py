@@ -53,6 +53,7 @@ from fleetcast.service.board.kind_tables import find_expected_run_time
 from fleetcast.service.placer.arrivals import forecast_arrivals
 from fleetcast.service.placer.failures import START_TIMES
 from fleetcast.service.placer.queue_rows import StartNotes
+from fleetcast.service.placer.resumed_runs import ResumedRuns, read_resumed_runs
 from fleetcast.service.placer.service import PlacementService
 from fleetcast.service.placer.view import merge_waiting_jobs
 
@@ -135,13 +136,17 @@ class StartTimeSampler:
         own, turns = ledger.list_queue_entries(), self.service.queues.make_turns(observed)
         self.record_outcomes()
         promised = [intent.job for intent in ledger.list_active_intents()]
+        tree = self.service.queues.tree
+        acts = tree is not None and tree.policy.reclaim.mode == "act"
 
         def sample() -> tuple[Timelines, tuple[JobRelease, ...], StartEstimate]:
             queue = turns.sort_entries(merge_waiting_jobs(board, own, promised))[:MOST_PLAYED]
-            left_times = RunTimeLookup(board)
+            resumed = read_resumed_runs(board) if acts and board is not None else ResumedRuns()
+            running = resumed.add_earlier_runs(observed.running)
+            find_run_times = resumed.wrap_finder(RunTimeLookup(board), observed.run_times)
             coming = forecast_arrivals(board, observed.run_times) if board is not None else None
             paths = sample_timelines(
-                queue, observed.view, observed.running, observed.run_times, options, left_times, coming, turns
+                queue, observed.view, running, observed.run_times, options, find_run_times, coming, turns
             )
             lowest = min([0, *(entry.request.priority for entry in queue)])
             newcomer = PlacementRequest(request_id=NEWCOMER, gpus_per_node=1, priority=lowest)
