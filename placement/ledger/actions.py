@@ -61,6 +61,7 @@ class ActionTable:
 
     def clear_cache(self) -> None:
         self._cached = None
+        self.version += 1
 
     def reload_rows(self) -> None:
         """Read the open actions from the file into memory again. Raises LedgerError if a row is corrupt."""

@@ -43,6 +43,8 @@ class LedgerFile:
         self.path = path
         self.was_new = False
         self._writing = False
+        self._before: list[tuple[object, dict[str, Any]]] = []  # objects, and their attributes before the transaction
+        self._state: dict[str, Any] = {}
         self._unwritten: dict[str, Any] = {}
         # The service touches it from one event loop at a time, which need not be the thread that opened it.
         try:
@@ -161,12 +163,14 @@ class LedgerFile:
     def transaction(self) -> Iterator[None]:
         """Write everything inside to disk together, or not at all.
 
-        A nested transaction joins the outer one.
+        A nested transaction joins the outer one. After a rollback memory is as before, too: the facts, the cached
+        rows, and the objects of `restore_after_rollback`.
         """
         if self._writing:
             yield
             return
         self._writing = True
+        state, unwritten = self._state, self._unwritten
         try:
             with self._translate_errors():
                 self._db.execute("BEGIN IMMEDIATE")
@@ -174,15 +178,28 @@ class LedgerFile:
                 self._write_state()
                 failpoints.call_hook("ledger.before_commit")
                 self._db.execute("COMMIT")
+                state, unwritten, self._before = self._state, {}, []
                 failpoints.call_hook("ledger.after_commit")
             self._unwritten = {}
         except BaseException:
+            self._state, self._unwritten = state, unwritten
             self._drop_cache()
+            for owner, attributes in reversed(self._before):
+                vars(owner).update(attributes)
             with self._translate_errors():
                 self._db.rollback()
             raise
         finally:
-            self._writing = False
+            self._writing, self._before = False, []
+
+    def restore_after_rollback(self, owner: object) -> None:
+        """Restore the present attributes of an object if this transaction is rolled back.
+
+        Call it inside the transaction, before the object changes. It must replace its attributes: a list or dict that
+        it changes in place stays changed.
+        """
+        assert self._writing, "outside a transaction nothing is rolled back"
+        self._before.append((owner, dict(vars(owner))))
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
@@ -249,18 +266,18 @@ class LedgerFile:
         marks: JSON values by name.
 
         This needs no extra fsync. Unchanged marks cost nothing. Call it in `with ledger.transaction():` for
-        a mark that must be on disk at once.
+        a mark that must be on disk at once. A rollback of that transaction undoes it.
         """
         self._record_facts({MARK + name: value for name, value in marks.items()})
 
     def _record_facts(self, facts: dict[str, Any]) -> None:
-        """Record facts about the service's state for the next transaction.
+        """Record facts about the service's state for the present transaction, or else for the next one.
 
-        If that transaction is rolled back, the one after it writes them.
+        If the next one is rolled back, the one after it writes them. Facts of the present one are then as before.
         """
         changed = {key: value for key, value in facts.items() if key not in self._state or self._state[key] != value}
-        self._state |= changed
-        self._unwritten |= changed
+        if changed:
+            self._state, self._unwritten = self._state | changed, self._unwritten | changed
 
     def list_marks(self) -> dict[str, Any]:
         """Return the newest marks by name, including those that are not on disk yet."""

@@ -108,6 +108,7 @@ class Ledger(LedgerFile):
 
     def _drop_cache(self) -> None:
         self._cached = None
+        self.version += 1  # what was made from this version may contain what was rolled back
         self.charges.clear_cache()
         self.actions.clear_cache()
 

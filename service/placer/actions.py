@@ -76,6 +76,7 @@ class ActionControl:
         self._limits = limits
         self._find_capacity = find_capacity
         self._clock_watch = ClockWatch(clock, STEP_MS)
+        self._due_ms = 0  # by how much the clock was set, and nothing has moved yet
         self._postponed_ms: Counter[str] = Counter()  # id → by how much the clock was set since it was proposed
         self._inherited = frozenset(row.action_id for row in self._table.list_open())  # of an earlier process
         self._metrics = metrics
@@ -330,14 +331,15 @@ class ActionControl:
 
     def _apply_clock_step(self) -> None:
         """Move the deadlines of open actions and the breaker's hour if the clock was set."""
-        by_ms = self._clock_watch.pop_clock_step_ms()
-        if not by_ms:
+        self._due_ms += self._clock_watch.pop_clock_step_ms()
+        if not self._due_ms:
             return
-        open_now = self._table.list_open()
-        self._postponed_ms = Counter({row.action_id: self._postponed_ms[row.action_id] + by_ms for row in open_now})
-        switches = self.switches
-        if switches.breaker.taken:
-            with self._ledger.transaction():
+        with self._ledger.transaction():
+            self._ledger.restore_after_rollback(self)
+            by_ms, self._due_ms = self._due_ms, 0
+            rows, switches = self._table.list_open(), self.switches
+            self._postponed_ms = Counter({row.action_id: self._postponed_ms[row.action_id] + by_ms for row in rows})
+            if switches.breaker.taken:
                 self._store_switches(msgspec.structs.replace(switches, breaker=switches.breaker.shift(by_ms)))
 
 

@@ -28,6 +28,7 @@ class ChargedClock:
         self._clock = clock
         self._watch = ClockWatch(clock, STEP_MS)
         self._tick_ms = tick_ms
+        self._due_ms = 0  # by how much the clock was set, and nothing has moved yet
         self._ahead_ms = self._least_ms = 0  # of the clock, since the start of this process
         self._since_board_ms = 0  # by how much it was set ahead since the last board
         self._board_ms: int | None = None  # the time of the last board that was followed
@@ -35,9 +36,16 @@ class ChargedClock:
 
     def apply_clock_step(self) -> None:
         """Move open charges and credits if the system clock was set. The change is on disk when this returns."""
-        by_ms = self._watch.pop_clock_step_ms()
-        if not by_ms:
+        self._due_ms += self._watch.pop_clock_step_ms()
+        if not self._due_ms:
             return
+        with self._ledger.transaction():
+            self._ledger.restore_after_rollback(self)
+            by_ms, self._due_ms = self._due_ms, 0
+            self._move_times(by_ms)
+
+    def _move_times(self, by_ms: int) -> None:
+        """Move all times by a step of the clock. The caller holds the ledger's transaction."""
         self._ahead_ms += by_ms
         self._least_ms = min(self._least_ms, self._ahead_ms)
         self._since_board_ms += max(0, by_ms)
@@ -47,12 +55,11 @@ class ChargedClock:
         totals = self._ledger.charges
         charges, banks = list(totals.list_open_charges().values()), dict(totals.get_banks())
         logger.warning("the clock was set by %+.0f s: %d open charges keep their ages", by_ms / 1000, len(charges))
-        with self._ledger.transaction():
-            totals.write_banks((name, replace(bank, as_of_ms=bank.as_of_ms + by_ms)) for name, bank in banks.items())
-            for charge in charges:
-                totals.replace_charge(_shift_charge(charge, by_ms))
-            moved = self._read_shifts()
-            self._save_shifts({row.charge_id: moved.get(str(row.charge_id), 0) + by_ms for row in charges})
+        totals.write_banks((name, replace(bank, as_of_ms=bank.as_of_ms + by_ms)) for name, bank in banks.items())
+        for charge in charges:
+            totals.replace_charge(_shift_charge(charge, by_ms))
+        moved = self._read_shifts()
+        self._save_shifts({row.charge_id: moved.get(str(row.charge_id), 0) + by_ms for row in charges})
 
     def adjust_queued_ms(self, request_id: str, queued_ms: int) -> int:
         """Return when a request began to wait, in Unix ms of the present clock.

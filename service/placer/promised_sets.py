@@ -66,6 +66,7 @@ class PromisedSets:
     def __init__(self, ledger: Ledger, clock: Clock, find_leaf: Callable[[PlacementRequest], str]) -> None:
         self._ledger = ledger
         self._clock_watch = ClockWatch(clock, STEP_MS)
+        self._due_ms = 0  # by how much the clock was set, and no set has moved yet
         self._find_leaf = find_leaf
         self._stored: Any = None
         self._sets: dict[str, PromisedSet] = {}
@@ -98,8 +99,10 @@ class PromisedSets:
 
         If the clock was set, GPUs are promised as long as before.
         """
-        step_ms, before = self._clock_watch.pop_clock_step_ms(), self.read()
+        self._due_ms += self._clock_watch.pop_clock_step_ms()
+        step_ms, before = self._due_ms, self.read()
         if not before:
+            self._due_ms = 0
             return
         after = {}
         for found in self.list_followed(now_ms):
@@ -111,6 +114,8 @@ class PromisedSets:
             after[row.payer] = row
         if after != before:
             with self._ledger.transaction():
+                self._ledger.restore_after_rollback(self)
+                self._due_ms = 0
                 self._store(after)
 
     def make_promises(self, now_ms: int) -> dict[str, PromisedGpus]:

@@ -110,9 +110,9 @@ class QueueFile:
             return None
 
     def _record_in_audit(self, now_ms: int, caller: str, sentence: str) -> None:
+        if self._serving is not None:  # it serves already, so the mark does not depend on the line
+            self._ledger.record_marks(queues=self._digest, queues_text=self._serving.text)
         with self._ledger.transaction():
-            if self._serving is not None:
-                self._ledger.record_marks(queues=self._digest, queues_text=self._serving.text)
             self._ledger.record_audit_line("", now_ms, caller, "queues", sentence)
         logger.info("%s", sentence)
 

@@ -76,6 +76,7 @@ class ReclaimAdvisor:
         If the pass says so, the whole set is sent. is_current: the fleet has not changed since the pass began.
         Otherwise nothing is sent, and the next pass decides again. The caller holds the ledger's transaction.
         """
+        self._queues.ledger.restore_after_rollback(self)
         self.proposal = proposal
         self._control.expire(now_ms)
         tree = self._queues.tree

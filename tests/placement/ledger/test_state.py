@@ -2,9 +2,10 @@
 
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -116,16 +117,10 @@ def test_a_mark_that_is_known_writes_nothing(ledger: Ledger) -> None:
     assert ledger._db.total_changes == before
 
 
-def test_a_mark_outlives_a_transaction_that_fails_and_the_process_that_closes(path: Path) -> None:
+def test_a_mark_outlives_a_later_transaction_that_fails_and_the_process_that_closes(path: Path) -> None:
     ledger = Ledger(path)
-
-    def die() -> None:
-        with ledger.transaction():
-            ledger.record_marks(generation=7)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        die()
+    ledger.record_marks(generation=7)
+    roll_back(ledger)
     assert stored(path) == {}
     ledger.close()
     ledger = Ledger(path)
@@ -169,3 +164,40 @@ def test_a_look_at_what_is_no_ledger_is_told(path: Path, garbage: bytes) -> None
     path.write_bytes(garbage)
     with pytest.raises(LedgerError, match=r"ledger\.sqlite cannot be read"):
         read_ledger_identity(path)
+
+
+def roll_back(ledger: Ledger, change: Callable[[], None] = lambda: None) -> None:
+    def fail() -> None:
+        with ledger.transaction():
+            change()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+
+
+def test_memory_is_after_a_rollback_as_before_the_transaction(path: Path) -> None:
+    ledger = Ledger(path)
+    with ledger.transaction():
+        ledger.record_marks(a=1)
+    ledger.record_marks(waiting=[2])
+    owner = SimpleNamespace(sent=())
+    version = ledger.version, ledger.actions.version
+
+    def change() -> None:
+        with ledger.transaction():
+            ledger.restore_after_rollback(owner)
+            ledger.record_marks(a=3, new=4)
+            owner.sent = ("x",)
+        assert ledger.list_marks() == {"a": 3, "waiting": [2], "new": 4}
+
+    roll_back(ledger, change)
+    assert (ledger.list_marks(), owner.sent) == ({"a": 1, "waiting": [2]}, ())
+    assert (ledger.version, ledger.actions.version) > version, "nothing that was made from it counts as current"
+    with ledger.transaction():
+        ledger.restore_after_rollback(owner)
+        owner.sent = ("y",)
+    assert stored(path) == {"mark.a": "1", "mark.waiting": "[2]"}
+    roll_back(ledger)
+    assert owner.sent == ("y",), "the next rollback restores nothing of an earlier transaction"
+    ledger.close()
