@@ -23,7 +23,7 @@ from fleetcast.fleet.events import (
     StepParts,
     Submitted,
 )
-from fleetcast.fleet.requests import Gang, PlacementRequest, RankPlacement
+from fleetcast.fleet.requests import PlacementRequest, RankPlacement
 from fleetcast.simulator.days.traces import TraceJob
 from fleetcast.simulator.hardware.workload import FLOPS_PER_TOKEN_GPU, WorkloadProfile
 
@@ -44,8 +44,7 @@ class LiveJob:
     """One attempt of a live job.
 
     `remaining_s`: run time still to do. `safe_s`: run time still to do after a restart from the last checkpoint.
-    `gang`: replaces the gang of the trace unless it is None. `broken_ms`: when a node under it was lost, 0 if its nodes
-    are there. A broken job does no work.
+    `broken_ms`: when a node under it was lost, 0 if its nodes are there. A broken job does no work.
     """
 
     job: TraceJob
@@ -55,7 +54,6 @@ class LiveJob:
     attempt: int = 1
     sequence: int = 0
     ranks: tuple[RankPlacement, ...] = ()
-    gang: Gang | int | None = None
     priority: int = 0
     last_ms: int = 0
     step: float = 0.0
@@ -117,8 +115,9 @@ class LiveJob:
             "queue": self.job.queue,
             "user": self.job.user,
             "class_": self.job.class_,
-            "gang": self.gang or members,
+            "gang": self.job.gang or members,
             "gpus_per_node": each,
+            "pool": self.job.pool,
             "priority": self.priority,
         }
 
@@ -209,6 +208,5 @@ class LiveJob:
             remaining_s=self.safe_s,
             safe_s=self.safe_s,
             attempt=self.attempt + 1,
-            gang=self.gang,
             priority=self.priority,
         )

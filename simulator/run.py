@@ -17,7 +17,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from fleetcast.simulator.agents import JobAgents, draw_manner, has_agent
 from fleetcast.simulator.days.replay import TraceReplay, fast_forward_trace
 from fleetcast.simulator.days.traces import DEFAULT_AT, JobTrace, TraceJob, load_trace
 from fleetcast.simulator.driver import Driver
+from fleetcast.simulator.elastic_story import RESEARCH_NODES, ElasticStory, make_elastic_job
 from fleetcast.simulator.faults.faults import DEMO, FaultSettings
 from fleetcast.simulator.faults.truth import append_truth
 from fleetcast.simulator.hardware.cluster import FleetSpec, SimulatedFleet
@@ -46,7 +47,7 @@ from fleetcast.simulator.hardware.workload import WorkloadProfile, draw_job_prof
 from fleetcast.simulator.node_story import NodeStory
 from fleetcast.simulator.outbox import Outbox, ProductApi
 from fleetcast.simulator.story import Story
-from fleetcast.simulator.teams import assign_teams, format_queues_toml
+from fleetcast.simulator.teams import RESEARCH, assign_teams, format_queues_toml
 from fleetcast.simulator.urgent_story import UrgentStory
 
 logger = logging.getLogger(__name__)
@@ -101,9 +102,12 @@ async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: a
     settings = load_fault_settings(options.faults)
     fleet = SimulatedFleet(spec, options.seed)
     spares = spec.nodes // NODES_PER_SPARE if options.teams else 0
+    if spares:  # a smaller fleet has no nodes of its own for a queue
+        spec = replace(spec, own_nodes=RESEARCH_NODES, own_pool=RESEARCH)
     spec.write_topology(options.out / "topology.toml")
     if options.teams:  # a service may start from here on
-        _replace_file(options.out / "queues.toml", format_queues_toml(spec.nodes * spec.gpus, spares).encode())
+        toml = format_queues_toml(spec.nodes * spec.gpus, spares, spec.own_nodes * spec.gpus)
+        _replace_file(options.out / "queues.toml", toml.encode())
     trace = load_trace(
         options.data,
         nodes=spec.nodes,
@@ -114,10 +118,15 @@ async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: a
         rush_h=RUSH_H,
     )
     if options.teams:
-        trace = assign_teams(trace)
+        trace = assign_teams(trace, spec.pool if spec.own_nodes else "")
     topology = load_topology(options.out / "topology.toml")
-    used = Topology.build(topology.nodes[: spec.nodes - spares])  # the past leaves the spares free
+    # The past leaves the spares free, and research its nodes.
+    used = Topology.build(topology.nodes[: spec.nodes - spares - spec.own_nodes])
     replay = fast_forward_trace(trace, used, weeks=options.weeks)
+    if spec.own_nodes:
+        own = spec.names[-spec.own_nodes :]
+        fleet.faults.exempt_nodes(own)
+        replay = replace(replay, ongoing=(*replay.ongoing, make_elastic_job(own, spec.gpus, trace.start_ms)))
     logger.info("%s; %d jobs skipped as wider than the fleet", trace.note, trace.skipped)
     logger.info("at the start %d GPUs run, %d GPUs wait", replay.running_gpus, replay.queued_gpus)
     async with _open_session() as session:
@@ -132,7 +141,9 @@ async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: a
             [story.run()] if options.story else []
         )
         if options.story and options.teams:
-            works.append(UrgentStory(driver, story.write_turn).run())
+            if spec.own_nodes:
+                works.append(ElasticStory(driver, story.write_turn).run())
+            works.append(UrgentStory(driver, story.write_turn, trace.pool).run())
             works.append(NodeStory(driver, fleet.faults, story.write_turn).run())
         async with _serve_pages(fleet, options) as served:
             works.append(_start_faults_and_breakage(driver, fleet, settings, served))

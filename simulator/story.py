@@ -103,9 +103,9 @@ class Story:
         each = driver.gpus_per_node
         queue = POOL if gang.job.queue == POOL else URGENT
         now_ms, gpus = driver.clock.now_ms(), members * each
-        job = TraceJob("story-gang", now_ms, NEXT_RUN_S, gpus, gang.job.user, "training", queue)
+        sizes = Gang(max(1, members // 2), members)
+        job = TraceJob("story-gang", now_ms, NEXT_RUN_S, gpus, gang.job.user, "training", queue, gang.job.pool, sizes)
         following = LiveJob(job, driver.profile_of(job), NEXT_RUN_S, NEXT_RUN_S, priority=PRIORITY)
-        following.gang = Gang(max(1, members // 2), members)
         decision = await driver.submit(following)
         self.write_turn("next", f"the owner of {gang.name} stops it and sends the next gang: {members} x {each} GPUs")
         if driver.running.get(gang.name) is gang:
@@ -129,6 +129,7 @@ def find_largest_gang(
     """Return the running gang on the most nodes that is healthy and will run for another hour, or None.
 
     Ties go to the gang with the highest power. A gang that has moved is left out: its usual step time is not known.
+    So is an elastic gang, which may change its size meanwhile.
     is_fit: whether a gang may be chosen.
     """
     fit = [
@@ -136,7 +137,7 @@ def find_largest_gang(
         for job in driver.running.values()
         if len(list_hosts(job)) > 1
         and job.remaining_s > LONG_ENOUGH_S
-        and not (job.broken_ms or job.has_moved)
+        and not (job.broken_ms or job.has_moved or job.job.gang)
         and not faulty & set(list_hosts(job))
         and is_fit(job)
     ]

@@ -2,6 +2,7 @@
 
 Language requests more than its share and borrows. Vision requests less and lends. Urgent jobs have a
 queue with a class of its own. A trace has no teams, so a checksum of a job's name assigns it to a team.
+Research has a few nodes of its own, which urgent jobs may use, too.
 """
 
 import zlib
@@ -11,6 +12,7 @@ from fleetcast.simulator.days.traces import JobTrace
 
 URGENT = "urgent"
 LENDER = "vision"
+RESEARCH = "research"  # a queue, and the pool of its nodes
 URGENT_GUARANTEE = 1 / 16  # of the fleet
 LARGE_GPUS = 16  # from this size on a job of language is a pretraining
 
@@ -36,12 +38,12 @@ TEAMS = (
 )
 
 
-def assign_teams(trace: JobTrace) -> JobTrace:
-    """Return the trace with a queue and a user for each job, the same in every run."""
+def assign_teams(trace: JobTrace, pool: str = "") -> JobTrace:
+    """Return the trace with a queue and a user for each job, the same in every run. pool: of all jobs."""
     teams = [choose_team(job) for job in trace.job]
     queues = tuple(_choose_queue(team, gpus) for team, gpus in zip(teams, trace.gpus.tolist(), strict=True))
     users = tuple(_choose_person(team, job) for team, job in zip(teams, trace.job, strict=True))
-    return replace(trace, queue=queues, user=users)
+    return replace(trace, queue=queues, user=users, pool=pool)
 
 
 def choose_team(job: str) -> Team:
@@ -68,25 +70,28 @@ def _choose_person(team: Team, job: str) -> str:
     return team.people[zlib.crc32(f"user of {job}".encode()) % len(team.people)]
 
 
-def format_queues_toml(gpus: int, spares: int = 0, reclaim: str = "act") -> str:
+def format_queues_toml(gpus: int, spares: int = 0, research: int = 0, reclaim: str = "act") -> str:
     """Return the text of `queues.toml` for a fleet of `gpus` GPUs.
 
-    spares: nodes that are held ready for lost ones. reclaim: whether jobs stop for a team that is owed GPUs, as the
-    policy's key.
+    spares: nodes that are held ready for lost ones. research: GPUs of the research queue. reclaim: whether jobs stop
+    for a team that is owed GPUs, as the key of the policy.
     """
     urgent = int(gpus * URGENT_GUARANTEE) // 8 * 8
-    parts = {team.name: (gpus - urgent) * team.weight // 100 for team in TEAMS}
-    return f"""\
+    parts = {team.name: (gpus - urgent - research) * team.weight // 100 for team in TEAMS}
+    return (
+        f"""\
 # Three teams share the fleet 40/40/20. Language asks for more than that and borrows; vision asks for less and lends.
 [policy]
 half_life_h = 24
 max_wait_h = 12
 reclaim = "{reclaim}" # the agents of jobs stop them for a team that is owed GPUs
 preempt_after_s = 60
+dwell_s = 180
 unknown_queue = "{LENDER}" # a request that names no queue
 
 [class.urgent]
 priority = 100
+{f'preempts = ["{RESEARCH}"]' if research else ""}
 
 [queue.{URGENT}]
 guaranteed = {{gpu = {urgent}}}
@@ -114,13 +119,25 @@ per_user = true
 [prices]
 currency = "EUR"
 gpu = 2.0
-""" + (
-        f"""
+"""
+        + (
+            f"""
 # Free nodes that replace lost ones under a gang.
 [spares]
 level = "cluster"
 count = {spares}
 """
-        if spares
-        else ""
+            if spares
+            else ""
+        )
+        + (
+            f"""
+# It has nodes of its own. Urgent jobs may use them, too.
+[queue.{RESEARCH}]
+guaranteed = {{gpu = {research}}}
+preemptible = "all"
+"""
+            if research
+            else ""
+        )
     )

@@ -23,10 +23,11 @@ NAME = "story-urgent"
 
 @dataclass(slots=True)
 class UrgentStory:
-    """A story that is played once. write_turn: function that appends a turn to the story's file."""
+    """A story that is played once. write_turn: function that appends a turn to the story's file. pool: of the gang."""
 
     driver: Driver
     write_turn: Callable[[str, str], None]
+    pool: str = ""
     begins_s: float = BEGINS_S
     stopped: dict[str, dict[str, Any]] = field(default_factory=dict)  # job → the action that stops it
 
@@ -43,7 +44,7 @@ class UrgentStory:
 
     async def _submit_gang(self) -> "asyncio.Future[dict[str, Any]]":
         driver, gpus = self.driver, NODES * self.driver.gpus_per_node
-        job = TraceJob(NAME, driver.clock.now_ms(), RUN_S, gpus, "", "training", URGENT)
+        job = TraceJob(NAME, driver.clock.now_ms(), RUN_S, gpus, "", "training", URGENT, self.pool)
         decision = await driver.submit(LiveJob(job, driver.profile_of(job), RUN_S, RUN_S))
         self.write_turn("urgent", f"an urgent gang of {NODES} x {driver.gpus_per_node} GPUs arrives: {NAME}")
         return decision

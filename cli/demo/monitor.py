@@ -15,6 +15,7 @@ from fleetcast.cli.demo.processes import START_LIMIT_S, DemoOptions, report_proc
 from fleetcast.cli.demo.report import (
     FlagHistory,
     IngestionTotals,
+    are_stories_done,
     find_false_nodes,
     is_flagged,
     judge_faults,
@@ -27,6 +28,8 @@ from fleetcast.fleet.process import make_token_headers
 POLL_S = 0.5
 WARM_UP_S = 3.0
 SETTLED_BY_S = 30.0  # a busy machine scrapes later
+WHOLE_S = 45.0  # a bounded run of this length shows the stories to their end
+LATE_S = 60.0  # on a busy machine they end later
 ASKED = "demo-1"
 
 
@@ -66,7 +69,7 @@ class DemoRun:
             began = time.monotonic()
             while not self.stop.is_set():
                 elapsed_s = time.monotonic() - began
-                if self.options.seconds is not None and elapsed_s >= self.options.seconds:
+                if self._is_over(elapsed_s):
                     break
                 await self._poll_api(session)
                 if self.options.input == "h100" and not self.placements["placed"]:
@@ -86,6 +89,15 @@ class DemoRun:
             self.screen.print_sentence("simulating a day with a risk-blind engine and with ours (Ctrl-C skips it)")
             self._worth = await self._simulate_day()
         return self._make_report(elapsed_s)
+
+    def _is_over(self, elapsed_s: float) -> bool:
+        """Return whether a bounded run ends now. A run of `WHOLE_S` waits for its stories, at most `LATE_S` longer."""
+        seconds = self.options.seconds
+        if seconds is None or elapsed_s < seconds:
+            return False
+        if seconds < WHOLE_S or elapsed_s >= seconds + LATE_S:
+            return True
+        return are_stories_done(self._story, int(self._fleet.get("as_of_ms", 0)))
 
     async def _wait_for_totals(self, session: Any) -> None:
         """Poll the totals until every injected bad record is counted, for at most SETTLED_BY_S."""

@@ -17,6 +17,7 @@ RELEARN_MS = 1_800_000  # a pipeline that begins anew knows no usual values for 
 NOTICED_MS = 120_000  # a restart is noticed at most so long after the last answer of the life before
 NEEDED_SHARE = 0.8
 FALSE_NODES_ALLOWED = 2
+RESIZE_LIMIT_MS = 900_000  # of one step in the story of the elastic gang
 STOP_LIMIT_MS = 900_000  # from the decision to stop a job until the urgent gang runs
 
 
@@ -211,12 +212,37 @@ def list_problems(report: Mapping[str, Any], now_ms: int) -> list[str]:
 
 
 def list_story_problems(turns: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
-    """Return what went wrong in the stories of the urgent gang and of the lost node.
+    """Return what went wrong in the stories of the urgent gang, the lost node and the elastic gang.
 
     There is no problem while there is still time.
     """
     times_ms = {turn["event"]: int(turn["time_ms"]) for turn in turns}
-    return [*_list_stop_problems(times_ms, now_ms), *_list_replacement_problems(times_ms, now_ms)]
+    return [
+        *_list_stop_problems(times_ms, now_ms),
+        *_list_replacement_problems(times_ms, now_ms),
+        *_list_resize_problems(times_ms, now_ms),
+    ]
+
+
+def are_stories_done(turns: Sequence[Mapping[str, Any]], now_ms: int) -> bool:
+    """Return whether no step of a story is open that `list_story_problems` may still judge."""
+    events = {turn["event"] for turn in turns}
+    steps = {"urgent": {"urgent_runs", "urgent_placed"}, "node_lost": {"node_replaced"}, "short": {"grow_seen"}}
+    is_open = any(begin in events and not ends & events for begin, ends in steps.items())
+    return not is_open or bool(list_story_problems(turns, now_ms))
+
+
+def _list_resize_problems(times_ms: Mapping[str, int], now_ms: int) -> list[str]:
+    """Return what went wrong when the elastic gang was to shrink for an urgent gang, and to grow back afterwards."""
+    for begin, end, failed, problem in (
+        ("short", "shrink_seen", "shrink_failed", "the elastic gang did not shrink for the urgent one"),
+        ("shrink_seen", "short_runs", "", "the elastic gang shrank, and the urgent one did not start"),
+        ("short_ended", "grow_seen", "grow_failed", "the elastic gang did not grow back"),
+    ):
+        is_overdue = now_ms - times_ms.get(begin, now_ms) > RESIZE_LIMIT_MS and end not in times_ms
+        if is_overdue or failed in times_ms:
+            return [problem]
+    return []
 
 
 def _list_replacement_problems(times_ms: Mapping[str, int], now_ms: int) -> list[str]:

@@ -1,8 +1,8 @@
 """The growth of running elastic gangs onto GPUs that nobody waits for.
 
 A gang grows by whole steps while the run time that it saves is worth more than the pause in which its size changes.
-Its speed at n members is n ** exponent. It grows only within its required domain, on nodes of the GPU models that it
-uses already and without advice against them. It never takes GPUs on which a waiting request would fit.
+Its speed at n members is n ** exponent. It grows only within its required domain, on nodes of the GPU models and pools
+that it uses already and without advice against them. It never takes GPUs on which a waiting request would fit.
 """
 
 import math
@@ -25,7 +25,7 @@ from fleetcast.placement.machines.running_jobs import NOT_SAID, PROTECTED, Runni
 from fleetcast.placement.machines.view import Advice, ClusterView
 from fleetcast.placement.queues.asks import make_fit_key
 
-DWELL_MS = 600_000  # between two changes of the size of a gang
+DWELL_MS = 600_000  # from a change of a gang's size until it may grow, if the queues' policy does not say
 SPEED_EXPONENT = 0.9  # until the speed of a gang was observed at several sizes
 PRIOR_SIZES = 1.0  # the weight of this exponent, in further observed sizes
 
@@ -61,6 +61,7 @@ def propose_growth(
     options: Options,
     may_hold: MayHold = lambda growths: True,
     close_nodes: CloseNodes = lambda request: request,
+    dwell_ms: int = DWELL_MS,
 ) -> tuple[GangGrowth, ...]:
     """Return which gangs grow now, in the order of their gains, and how much the whole step is worth.
 
@@ -71,7 +72,7 @@ def propose_growth(
     """
     if not (jobs.gang_desired > jobs.gang_min).any():
         return ()
-    rested = jobs.resized_ms <= options.now_ms - DWELL_MS
+    rested = jobs.resized_ms <= options.now_ms - dwell_ms
     wanted = rested & (remaining_s > 0) & (jobs.members < jobs.gang_desired)
     members = RunningMembers.of(view, jobs, wanted)
     facts = view, jobs, remaining_s, close_nodes, options
@@ -203,7 +204,8 @@ def _mask_alike_nodes(view: ClusterView, held: Ints, level: str) -> Mask:
     """Return (n,) whether a gang on the nodes `held` may have further members on a node."""
     topology = view.topology
     found = view.is_open & (view.advice == Advice.NONE)
-    found &= np.isin(view.inventory.gpu_model, np.unique(view.inventory.gpu_model[held]))
+    for kind in (view.inventory.gpu_model, view.inventory.pool):
+        found &= np.isin(kind, np.unique(kind[held]))
     if level == Level.NODE:
         found &= np.isin(np.arange(len(view)), held)
     elif level:

@@ -70,6 +70,7 @@ class PolicyTable(_Table, frozen=True):
     grace_s: float = 120.0
     min_run_s: float = 600.0
     stops_a_day: int = 2
+    dwell_s: float = 600.0
     preempt_gpu_h_per_h: float | None = None
     unknown_queue: str = REFUSE
     overcommit: bool = False
@@ -227,13 +228,14 @@ def _make_policy(table: PolicyTable, refuse: FaultBuilder) -> TreePolicy:
     check("preempt_after_s", table.preempt_after_s, 0, 1e6, "seconds")
     check("grace_s", table.grace_s, 0, 1e5, "seconds")
     check("min_run_s", table.min_run_s, 0, 1e6, "seconds")
+    check("dwell_s", table.dwell_s, 0, 1e6, "seconds")
     check("stops_a_day", table.stops_a_day, 0, 1000, "stops of one job")
     check("preempt_gpu_h_per_h", table.preempt_gpu_h_per_h, 0, 1e9, "GPU-hours an hour")
     unknown = "" if table.unknown_queue == REFUSE else table.unknown_queue
     half_life_s, max_wait_s = table.half_life_h * 3600, table.max_wait_h * 3600
     most_gpu_h = math.inf if table.preempt_gpu_h_per_h is None else table.preempt_gpu_h_per_h
     times_s = table.preempt_after_s, table.grace_s, table.min_run_s
-    reclaim = ReclaimPolicy(table.reclaim, *times_s, table.stops_a_day, most_gpu_h, table.act_in)
+    reclaim = ReclaimPolicy(table.reclaim, *times_s, table.stops_a_day, most_gpu_h, table.act_in, table.dwell_s)
     return TreePolicy(half_life_s, table.order, max_wait_s, table.claims, unknown, table.overcommit, reclaim)
 
 

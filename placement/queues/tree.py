@@ -38,7 +38,8 @@ class ReclaimPolicy:
     patience_s:
     a request waits this long for jobs that should end by themselves. grace_s: seconds for a last checkpoint.
     min_run_s: seconds that a job runs at least. stops_a_day: how often one job may be stopped within 24 hours.
-    gpu_h_per_h: GPU-hours of lost work that stops may cost within an hour, inf for no bound.
+    gpu_h_per_h: GPU-hours of lost work that stops may cost within an hour, inf for no bound. dwell_s: seconds from a
+    change of a gang's size until it may grow.
     """
 
     mode: ReclaimMode = "off"
@@ -48,6 +49,7 @@ class ReclaimPolicy:
     stops_a_day: int = 2
     gpu_h_per_h: float = float("inf")
     act_in: tuple[str, ...] = ()
+    dwell_s: float = 600.0
 
     def may_act_in(self, leaf: str) -> bool:
         """Return whether jobs of a leaf may be stopped, and not only be named in advice."""

@@ -18,11 +18,11 @@ LOST, FORESEEN, SLOW = "lost", "foreseen", "slow"  # the causes for which a gang
 
 
 def make_broken_gang(jobs: RunningJobs, row: int, view: ClusterView) -> BrokenGang:
-    """Return a running job as a gang to recover. The nodes of its members must have one GPU model."""
+    """Return a running job as a gang to recover. Its new nodes have the GPU model and the pool of its present ones."""
     ranks = list_job_ranks(view, jobs.names[row])
     rows = {view.inventory.row[rank.node] for rank in ranks}
-    models = {int(view.inventory.gpu_model[at]) for at in rows}
-    known = models.pop() if len(models) == 1 else -1
+    models, pools = ({int(kind[at]) for at in rows} for kind in (view.inventory.gpu_model, view.inventory.pool))
+    known, pool = (found.pop() if len(found) == 1 else -1 for found in (models, pools))
     members = int(jobs.members[row]) or len(ranks)
     sizes = (int(jobs.gang_min[row]), int(jobs.gang_desired[row]), int(jobs.gang_step[row]))
     request = PlacementRequest(
@@ -31,6 +31,7 @@ def make_broken_gang(jobs: RunningJobs, row: int, view: ClusterView) -> BrokenGa
         attempt=int(jobs.attempt[row]),
         gang=Gang(*sizes) if 0 < sizes[0] < sizes[1] else members,
         gpu_models=(view.inventory.gpu_models[known],) if known >= 0 else (),
+        pool=view.inventory.pools[pool] if pool >= 0 else "",
         topology=msgspec.convert({"required": jobs.required_level[row] or None}, TopologyConstraint),
     )
     return BrokenGang(request, ranks, int(jobs.gpus_per_member[row]))

@@ -170,7 +170,8 @@ class GrowthAdvisor:
                 left_s[row] = np.nan
         while True:
             state = after.observed.view, jobs, left_s, after.waiting, after.options
-            found = propose_growth(*state, after.may_hold, after.turns.limit_to_quota)
+            dwell_ms = round(1000 * policy.dwell_s)
+            found = propose_growth(*state, after.may_hold, after.turns.limit_to_quota, dwell_ms)
             rows = [jobs.row[growth.job] for growth in found]
             failed = [row for row in rows if self._has_failed(jobs.names[row], int(jobs.attempt[row]))]
             if not failed:

@@ -136,8 +136,9 @@ def make_opening_events(
         queue=job.queue,
         user=job.user,
         class_=job.class_,
-        gang=members,
+        gang=job.gang or members,
         gpus_per_node=each,
+        pool=job.pool,
         **facts,
     )
     if started_ms is None:

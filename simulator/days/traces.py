@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fleetcast.fleet.events import JobClass
+from fleetcast.fleet.requests import Gang
 
 DEFAULT_AT = "2020-05-12T20:25"
 VENUS = Path("jobs") / "venus" / "venus_gpu_jobs.parquet"
@@ -34,7 +35,10 @@ _WEEKDAY = (1.05, 1.05, 1.15, 1.15, 0.95, 0.75, 0.80)
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """One job of a trace. It requests `gpus` at `submit_ms`, and runs for `run_s` without disturbance."""
+    """One job of a trace. It requests `gpus` at `submit_ms`, and runs for `run_s` without disturbance.
+
+    pool: the nodes on which it may run, "" for any. gang: the sizes of an elastic job, None for a fixed size.
+    """
 
     job: str
     submit_ms: int
@@ -43,6 +47,8 @@ class TraceJob:
     user: str
     class_: JobClass
     queue: str = POOL
+    pool: str = ""
+    gang: Gang | None = None
 
     def compute_gang_shape(self, gpus_per_node: int) -> tuple[int, int]:
         """Return (members, GPUs of each member)."""
@@ -68,6 +74,7 @@ class JobTrace:
     note: str
     skipped: int = 0
     queue: tuple[str, ...] = ()  # (n,), or nothing: all in one
+    pool: str = ""  # of all jobs
 
     def __len__(self) -> int:
         return len(self.job)
@@ -84,6 +91,7 @@ class JobTrace:
             self.user[index],
             self.class_[index],
             self.queue[index] if self.queue else POOL,
+            self.pool,
         )
 
     def select_jobs(self, mask: NDArray[np.bool_]) -> list[TraceJob]:

@@ -103,6 +103,7 @@ class FaultPlan:
         self._due_ms: dict[str, float] = {}
         self._turn: list[str] = []
         self._planned = 0
+        self._exempt: list[int] = []
 
     def inject(
         self,
@@ -129,6 +130,10 @@ class FaultPlan:
         """Draw faults with these settings from the next step on."""
         self.settings = settings
         self._due_ms = {}
+
+    def exempt_nodes(self, names: Sequence[str]) -> None:
+        """Draw no fault on these nodes."""
+        self._exempt = [self._row[name] for name in names]
 
     def advance(self, effects: Effects, load: HardwareLoad, now_ms: int, dt_s: float) -> None:
         """Start due faults, apply active ones to `effects`, end those that are over, and record the truth."""
@@ -292,6 +297,7 @@ class FaultPlan:
         fault already slows a job, no node of this job gets another.
         """
         free = np.ones(load.slot.shape, bool)
+        free[self._exempt] = False
         for incident in self._incidents:
             free[incident.node] = False
             if kind in SLOW_KINDS and incident.kind in SLOW_KINDS:

@@ -38,7 +38,7 @@ class FleetSpec:
     """The size and layout of a fleet.
 
     It has racks of `rack_nodes`, rail groups of `racks_per_rail_group` racks, and `blocks` blocks with an equal
-    share of the racks each.
+    share of the racks each. The last `own_nodes` nodes are a rack and a pool of their own.
     """
 
     nodes: int = 133
@@ -52,6 +52,8 @@ class FleetSpec:
     gpu_memory_gib: float = 80.0
     cpus: int = 128
     host_memory_gib: float = 2048.0
+    own_nodes: int = 0
+    own_pool: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -61,21 +63,22 @@ class FleetSpec:
 
     def format_topology_toml(self) -> str:
         """Return the fleet's topology file as TOML, with one [[rack]] for each rack."""
-        racks = math.ceil(self.nodes / self.rack_nodes)
-        return "\n".join(self._format_rack_toml(rack, racks) for rack in range(racks))
+        shared, each = self.names[: self.nodes - self.own_nodes], self.rack_nodes
+        racks = [(shared[at : at + each], self.pool) for at in range(0, len(shared), each)]
+        racks += [(self.names[len(shared) :], self.own_pool)] if self.own_nodes else []
+        return "\n".join(self._format_rack_toml(row, *rack, len(racks)) for row, rack in enumerate(racks))
 
     def write_topology(self, path: Path) -> None:
         path.write_text(self.format_topology_toml(), encoding="utf-8")
 
-    def _format_rack_toml(self, rack: int, racks: int) -> str:
-        names = self.names[rack * self.rack_nodes : (rack + 1) * self.rack_nodes]
+    def _format_rack_toml(self, rack: int, names: Sequence[str], pool: str, racks: int) -> str:
         listed = ", ".join(f'"{name}"' for name in names)
         return (
             f'[[rack]]\nname = "r{rack + 1:02d}"\nblock = "b{rack * self.blocks // racks + 1}"\n'
             f'rail_group = "rg{rack // self.racks_per_rail_group + 1}"\ncluster = "{self.cluster}"\n'
             f'power_domain = "p{rack + 1:02d}"\nnodes = [{listed}]\ngpus = {self.gpus}\n'
             f'gpu_model = "{self.gpu_model}"\ngpu_memory_gib = {self.gpu_memory_gib:g}\ncpus = {self.cpus}\n'
-            f'host_memory_gib = {self.host_memory_gib:g}\npool = "{self.pool}"\n'
+            f'host_memory_gib = {self.host_memory_gib:g}\npool = "{pool}"\n'
         )
 
 

@@ -10,14 +10,15 @@ import httpx
 import msgspec
 import pytest
 
-from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.requests import Gang, RankPlacement
 from fleetcast.placement.actions.action import ActionKind
 from fleetcast.service.placer.http import make_app
 from fleetcast.simulator.agents import LATE_S, LIE_S, POLL_S, JobAgents, Manner, change_ranks, draw_manner
-from fleetcast.simulator.days.replay import OngoingJob, TraceReplay
+from fleetcast.simulator.days.replay import OngoingJob, TraceReplay, make_opening_events
 from fleetcast.simulator.driver import BROKEN_S, Driver
+from fleetcast.simulator.elastic_story import ElasticStory, make_elastic_job
 from fleetcast.simulator.faults.faults import QUIET, FaultPlan
-from fleetcast.simulator.live_job import SPEEDUP
+from fleetcast.simulator.live_job import SPEEDUP, LiveJob
 from fleetcast.simulator.node_story import NodeStory
 from fleetcast.simulator.outbox import ProductApi
 from tests.placement.actions.action_world import make_action
@@ -189,6 +190,58 @@ def test_the_story_of_a_lost_node_ends_with_its_replacement(
 
     changes = {"kind": ActionKind.REPLACE, "gpus": 8.0, "ranks": ranks("n04"), "places": ranks("n09"), "payer": ""}
     play(tmp_path, scene, **changes)
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_the_story_of_an_elastic_gang_shrinks_it_and_lets_it_grow_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_seen: bool
+) -> None:
+    monkeypatch.setattr("fleetcast.simulator.elastic_story.CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr("fleetcast.simulator.elastic_story.ELASTIC", "a")
+    turns: list[tuple[str, str]] = []
+
+    async def has_turn(event: str) -> None:
+        async with asyncio.timeout(10):
+            while event not in dict(turns):
+                await asyncio.sleep(0.01)
+
+    async def scene(stage: Scene) -> None:
+        control, driver = stage.world.service.actions, stage.driver
+        driver.live.set()
+        playing = asyncio.create_task(ElasticStory(driver, lambda *turn: turns.append(turn), begins_s=0.0).run())
+        await has_turn("shrink")
+        if not is_seen:
+            control.record_contradiction(stage.action_id, "it stays", NOW_MS)
+            await asyncio.wait_for(playing, 10)
+            assert [event for event, _ in turns] == ["short", "shrink", "shrink_failed"]
+            return
+        control.record_seen(stage.action_id, NOW_MS)
+        await has_turn("shrink_seen")
+        driver._decided.pop("story-short").set_result({"sentence": "placed"})
+        await has_turn("short_runs")
+        (short,) = stage.api.requests
+        assert (short["pool"], short["queue"], short["gang"]) == ("research", "urgent", 2)
+        driver.waiting.pop("story-short")
+        await has_turn("short_ended")
+        grows = make_action("a", by_ms=NOW_MS + 600_000, **GROWS)
+        (action_id,) = [row.action_id for row in control.propose([grows], NOW_MS).opened]
+        control.send([action_id], NOW_MS)
+        await has_turn("grow")
+        control.record_seen(action_id, NOW_MS)
+        await asyncio.wait_for(playing, 10)
+        assert turns[-1][0] == "grow_seen"
+
+    leaving = ranks("n03", "n04")
+    play(tmp_path, scene, kind=ActionKind.SHRINK, gpus=16.0, ranks=leaving, payer="story-short")
+
+
+def test_the_elastic_gang_of_the_story_states_its_sizes_and_its_pool() -> None:
+    gang = make_elastic_job(("n1", "n2", "n3", "n4"), 8, NOW_MS)
+    submitted, started = make_opening_events(gang.job, 8, started_ms=gang.started_ms, ranks=gang.ranks)
+    assert (submitted.gang, submitted.gpus_per_node, submitted.pool) == (Gang(2, 4, 2), 8, "research")
+    assert started.ranks == ranks("n1", "n2", "n3", "n4")
+    request = LiveJob(gang.job, PROFILE, 1.0, 1.0).make_next_attempt().make_request(8)
+    assert (request.gang, request.pool) == (Gang(2, 4, 2), "research")
 
 
 GROWS = {"kind": ActionKind.GROW, "gpus": 16.0, "ranks": (), "places": ranks("n09", "n10"), "payer": ""}

@@ -37,6 +37,16 @@ def test_the_placer_takes_the_file_and_every_request_of_a_dealt_trace() -> None:
     assert tree.find_request_leaf(PlacementRequest(request_id="visitor")) == "vision"
 
 
+def test_urgent_jobs_may_use_the_nodes_of_research() -> None:
+    tree = read_queues(format_queues_toml(1064, 2, 32))
+    check_capacity(tree, {"gpu": 1064.0})
+    research = tree.find_node("research")
+    assert (research.guaranteed, research.preemptible) == ({"gpu": 32}, "all")
+    assert tree.classes["urgent"].preempts == ("research",)
+    trace = generate_trace(1064, start_ms=START_MS, seed=2, days_before=1, days_after=1)
+    assert {job.pool for job in assign_teams(trace, "train")} == {"train"}
+
+
 @pytest.mark.parametrize("gpus", [8, 64, 320, 10_000])
 def test_guarantees_fit_into_a_fleet_of_any_size(gpus: int) -> None:
     check_capacity(read_queues(format_queues_toml(gpus)), {"gpu": float(gpus)})

@@ -1,17 +1,24 @@
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fleetcast.cli.demo.evidence import SHOWN_BY, UNFLAGGED, parse_flag_reasons
+from fleetcast.cli.demo.monitor import LATE_S, DemoRun
+from fleetcast.cli.demo.processes import DemoOptions
 from fleetcast.cli.demo.report import (
+    RESIZE_LIMIT_MS,
     STOP_LIMIT_MS,
     FlagHistory,
     IngestionTotals,
+    are_stories_done,
     find_false_nodes,
     judge_faults,
     list_problems,
     list_story_problems,
 )
+from fleetcast.cli.demo.screen import DemoScreen
 from fleetcast.models.risk.rules import BY_NAME
 from fleetcast.simulator.faults.magnitudes import FAULT_KINDS
 
@@ -219,3 +226,43 @@ def test_a_gang_that_lost_a_node_must_get_another_one() -> None:
     assert list_story_problems(story(node_lost=0), late_ms) == gone
     assert list_story_problems(story(node_lost=0, node_not_replaced=9), 10) == gone
     assert list_story_problems(story(node_lost=0, replace=5, node_replaced=9), late_ms) == []
+
+
+def test_the_elastic_gang_must_shrink_and_grow_back() -> None:
+    late_ms = RESIZE_LIMIT_MS + 1
+    shrunk = {"short": 0, "shrink_seen": 5}
+    assert list_story_problems(story(short=0), late_ms - 1) == [], "there is still time"
+    (problem,) = list_story_problems(story(short=0), late_ms)
+    assert "did not shrink" in problem
+    assert list_story_problems(story(short=0, shrink_failed=9), 10) == [problem]
+    (problem,) = list_story_problems(story(**shrunk), late_ms + 5)
+    assert "did not start" in problem
+    done = {**shrunk, "short_runs": 6, "short_ended": 9}
+    assert list_story_problems(story(**done), late_ms) == [], "there is still time"
+    (problem,) = list_story_problems(story(**done), late_ms + 9)
+    assert "did not grow back" in problem
+    assert list_story_problems(story(**done, grow_failed=10), 10) == [problem]
+    assert list_story_problems(story(**done, grow_seen=12), late_ms + 9) == []
+
+
+def test_a_run_waits_for_the_steps_of_a_story_that_may_still_come() -> None:
+    assert are_stories_done([], 10)
+    whole = story(urgent=0, node_lost=0, short=0, urgent_runs=5, node_replaced=5, grow_seen=5)
+    assert are_stories_done(whole, 10)
+    for end in ("urgent_runs", "node_replaced", "grow_seen"):
+        assert not are_stories_done([turn for turn in whole if turn["event"] != end], 10)
+    assert are_stories_done(story(short=0, shrink_failed=1), 10), "it has failed already"
+
+
+@pytest.mark.parametrize(("seconds", "elapsed_s", "is_over"), [
+    (None, 1e6, False), (60.0, 59.0, False), (60.0, 61.0, False), (60.0, 60.0 + LATE_S, True), (20.0, 20.0, True),
+])  # fmt: skip
+def test_a_bounded_run_lasts_until_its_stories_have_ended(
+    tmp_path: Path, seconds: float | None, elapsed_s: float, is_over: bool
+) -> None:
+    options = DemoOptions(seconds, 1, 15.0, "", "trace", None, 8080, tmp_path, True, True, "")
+    run = DemoRun(options, tmp_path, DemoScreen(8080), asyncio.Event())
+    run._story, run._fleet = story(short=0), {"as_of_ms": 10}
+    assert run._is_over(elapsed_s) is is_over
+    run._story = story(short=0, grow_seen=5)
+    assert run._is_over(elapsed_s) is (seconds is not None and elapsed_s >= seconds)

@@ -66,6 +66,7 @@ policy_keys = st.fixed_dictionaries(
         "preempt_after_s": number("0", "1e6"),
         "grace_s": number("0", "1e5"),
         "min_run_s": number("0", "1e6"),
+        "dwell_s": number("0", "1e6"),
         "stops_a_day": number("0", "1000"),
         "overcommit": st.just("true"),
     },

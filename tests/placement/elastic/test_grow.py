@@ -82,6 +82,15 @@ def test_a_gang_stays_in_its_domain_and_off_advised_nodes() -> None:
     assert [rank.node for rank in one.places] == ["n003"]
 
 
+def test_a_gang_stays_in_the_pools_of_its_nodes() -> None:
+    view = make_view(np.array([[FREE] * G, [0] * G, [FREE] * G]))
+    inventory = replace(view.inventory, pool=np.array([0, 1, 1], np.int32), pools=("train", "research"))
+    jobs = make_gangs(view, G, [1], [2])
+    assert [rank.node for rank in grow(view, jobs)[0].places] == ["n001"]
+    (one,) = grow(replace(view, inventory=inventory), jobs)
+    assert [rank.node for rank in one.places] == ["n003"]
+
+
 def test_a_gang_grows_only_on_nodes_on_which_a_request_of_its_queue_could_be_placed() -> None:
     view = make_view(np.array([[0] * G] + [[FREE] * G] * 3))
     hearing = np.array([Hearing.FRESH, Hearing.STALE, Hearing.FRESH, Hearing.FRESH], np.int8)

@@ -150,6 +150,7 @@ def test_what_has_no_effect_yet_is_told(teams: QueueTree) -> None:
         ('[policy]\nreclaim = "act"\nact_in = ["b"]\n[queue.a]', 3, "policy.act_in", "'b' is no queue"),
         ("[policy]\npreempt_after_s = nan\n[queue.a]", 2, "policy.preempt_after_s", "is nan"),
         ("[policy]\npreempt_gpu_h_per_h = -1\n[queue.a]", 2, "policy.preempt_gpu_h_per_h", "is -1"),
+        ("[policy]\ndwell_s = -1\n[queue.a]", 2, "policy.dwell_s", "is -1"),
         ("[policy]\nstops_a_day = 1.5\n[queue.a]", 2, "policy.stops_a_day", ""),
         ("[queue.a]\ncredits = {rate = 2, cap_gpu_h = 1}", 2, "queue.a.credits", "rate is 2"),
         ("[queue.a]\ncredits = {rate = 1, cap_gpu_h = 1}", 2, "queue.a.credits", "it has none: set guaranteed"),

@@ -184,3 +184,14 @@ def test_growth_that_another_executor_carries_out_is_held_from_sending(world: Gr
     world.wait_for("p", "batch", 2)
     world.pass_at(5)
     assert (world.states(), world.placed()) == ({"wide": "sent"}, {})
+
+
+def test_the_policy_says_how_long_a_gang_rests_between_two_changes(tmp_path: Path) -> None:
+    world = make_world(tmp_path / "w", ACT.replace("[policy]", "[policy]\ndwell_s = 60"))
+    world.board.more = {"wide": {**GANG, "gang": {"min": 4, "desired": 16, "step": 2}}}
+    world.board.more["wide"] |= {"placed_ms": world.clock.now_ms() + 1000 * OLD_S}
+    world.agents_pass_at(OLD_S + 50)
+    assert world.states() == {}
+    world.agents_pass_at(15)
+    assert world.states() == {"wide": "sent"}
+    world.close()

@@ -1,5 +1,6 @@
 """Advice on gangs whose nodes were lost: one action for each gang, and how it ends."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from fleetcast.models.risk.rules import ACTIONS
 from fleetcast.models.risk.scores import RISK_KINDS
 from fleetcast.placement.actions.life import ActionRecord
 from fleetcast.placement.actions.words import describe_action
+from fleetcast.service.placer.broken_gangs import make_broken_gang
 from tests.service.placer.test_reclaim import OLD_S, AdvisedBoard, AdvisedWorld
 from tests.service.placer_world import GPUS, NODES
 
@@ -74,6 +76,16 @@ def test_lost_nodes_of_a_gang_are_replaced_by_free_ones_in_one_action(world: Fau
     assert (action.reason.code, action.reason.numbers["nodes"]) == ("lost_free", 2)
     assert action.reason.numbers["wait_gpu_s"] > action.reason.numbers["free_gpu_s"]
     assert "nodes were lost, and free nodes join" in describe_action(action)
+
+
+def test_a_gang_gets_no_node_of_another_pool(world: FaultyWorld) -> None:
+    world.run_jobs(a=range(4))
+    observed = world.service.view.observe_fleet()
+    for pool, expected in (([0] * 4, "x"), ([1] * 4, "y"), ([0, 1, 1, 1], "")):
+        column = np.array([*pool, *[0] * (NODES - 4)], np.int32)
+        inventory = replace(observed.view.inventory, pool=column, pools=("x", "y"))
+        gang = make_broken_gang(observed.jobs, observed.jobs.row["a"], replace(observed.view, inventory=inventory))
+        assert gang.request.pool == expected
 
 
 def test_a_repeated_pass_repeats_the_action_and_one_more_lost_node_joins_it(world: FaultyWorld) -> None:

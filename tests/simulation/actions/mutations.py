@@ -12,7 +12,7 @@ from fleetcast.placement.actions.life import ActionRecord
 from fleetcast.placement.elastic import grow
 from fleetcast.placement.ledger.actions import ActionTable
 from fleetcast.placement.reclaim.fairness import FairnessVerdict
-from fleetcast.service.placer import action_follow
+from fleetcast.service.placer import action_follow, growth
 from fleetcast.service.placer.actions import ActionControl
 from fleetcast.service.placer.promised_sets import PromisedSets
 from tests.simulation.mutations import Mutation
@@ -37,6 +37,11 @@ def _grow_without_end(self: Any) -> tuple[int, float]:
     return (self.size + self.step, 1.0) if self.size < self.begun + 8 * self.step else (self.size, 0.0)
 
 
+def _grow_at_once(*state: Any) -> Any:
+    """Return the growths as if no gang had just changed its size."""
+    return grow.propose_growth(*state[:-1], 0)
+
+
 def _list_actions_but_growth(self: PromisedSets) -> list[Any]:
     rows = [row for row in self._ledger.actions.list_open() if row.was_sent]
     return [row for row in rows if not row.action.payer and row.action.kind is not ActionKind.GROW]
@@ -50,7 +55,7 @@ ACTION_MUTATIONS = {
     "growth-out-of-its-domain": Mutation(
         4, ("domain",), grow, "_mask_alike_nodes", lambda view, held, level: view.is_open & (view.advice == 0)
     ),
-    "growth-without-a-rest": Mutation(1, ("dwell",), grow, "DWELL_MS", 0),
+    "growth-without-a-rest": Mutation(1, ("dwell",), growth, "propose_growth", _grow_at_once),
     "growth-asked-again": Mutation(1, ("asked once",), ActionControl, "has_failed", lambda *_: False),
     "growth-before-requests": Mutation(
         1, ("nobody waits",), ActionRecord, "may_have_begun", property(lambda record: record.was_sent)

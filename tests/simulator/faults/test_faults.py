@@ -451,3 +451,13 @@ def test_a_truth_line_that_is_still_being_written_is_left_out(tmp_path: Path) ->
     with path.open("ab") as file:
         file.write(b'{"fault_id": "b", "ki')
     assert read_truth(path) == records[1:]
+
+
+@pytest.mark.parametrize("exempt", [(), ("n001", "n003")])
+def test_no_fault_is_drawn_on_exempt_nodes(exempt: tuple[str, ...]) -> None:
+    settings = FaultSettings(kinds=("ib_flap",), every_s=10.0, limit_s=5.0, shortest_s=5.0, only_busy=False)
+    fleet = SimulatedFleet(FleetSpec(nodes=4, rack_nodes=2), 1, settings)
+    fleet.faults.exempt_nodes(exempt)
+    run(fleet, 600)
+    found = {record.node for record in fleet.faults.list_records()}
+    assert found == {"n001", "n002", "n003", "n004"} - set(exempt)

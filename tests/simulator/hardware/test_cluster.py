@@ -42,6 +42,14 @@ def test_the_default_fleet_has_133_nodes_in_seven_racks() -> None:
     assert (sizes[Level.RACK], sizes[Level.RAIL_GROUP], sizes[Level.BLOCK]) == (7, 4, 2)
 
 
+def test_the_last_nodes_may_be_a_rack_and_a_pool_of_their_own() -> None:
+    spec = FleetSpec(nodes=7, rack_nodes=3, own_nodes=2, own_pool="research")
+    nodes = Topology.build(parse_topology(spec.format_topology_toml())).nodes
+    assert [node.name for node in nodes] == list(spec.names)
+    assert [node.domains[Level.RACK] for node in nodes] == [*["r01"] * 3, *["r02"] * 2, *["r03"] * 2]
+    assert [node.pool for node in nodes] == [*["train"] * 5, *["research"] * 2]
+
+
 def test_a_running_job_loads_its_gpus_and_leaves_the_others_idle() -> None:
     fleet = SimulatedFleet(SMALL, seed=1)
     fleet.advance(0)
