@@ -5,20 +5,26 @@ somebody else and stays.
 """
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from fleetcast.clients.slurm_control import ControlledJob
 
 _JOB = re.compile(r"[0-9]+(?:_[0-9]+)?")
 _MARK = re.compile(
-    r" ?\[fleetcast\] (preempt|shrink|replace) by action (\S+): "
+    r" ?\[fleetcast\] (preempt|shrink|grow|replace) by action (\S+): "
     r"attempt (\d+), since (\d+), grace (\d+), until (\d+), nodes (\S+), for (\S+)$"
 )
+PENDING, REPLACE = "PENDING", "replace"
 NO_PAYER, REQUEST = "-", "request"  # in place of a Slurm job: no payer, and a payer that is none of Slurm's jobs
 
 
 class SlurmStop(NamedTuple):
-    """A stop that has begun. since_s, until_s: Unix seconds. payer: the Slurm job or request that gets the nodes."""
+    """A stop or a growth that has begun. since_s, until_s: Unix seconds.
+
+    nodes: those that a stop frees, or those that the job held before it grew. payer: the Slurm job or request that gets
+    the nodes.
+    """
 
     kind: str
     action: str
@@ -91,3 +97,20 @@ def remove_stop(comment: str) -> str:
 def find_attempt(job: ControlledJob) -> int:
     """Return the attempt of a job as the source `slurm` counts it."""
     return job.restarts + 1
+
+
+def is_replaced(job: ControlledJob) -> bool:
+    """Return whether a running job will be requeued for other nodes."""
+    stop = parse_stop(job.admin_comment)
+    return stop is not None and stop.kind == REPLACE
+
+
+def may_release(stop: SlurmStop, jobs: Mapping[str, ControlledJob]) -> bool:
+    """Return whether a stopped job may compete for nodes again. A payer outside Slurm is not visible here.
+
+    jobs: id → all jobs of Slurm.
+    """
+    if stop.payer == REQUEST:
+        return False
+    payer = jobs.get(stop.payer)
+    return payer is None or payer.state != PENDING

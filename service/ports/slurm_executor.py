@@ -2,9 +2,13 @@
 
     send     mark in AdminComment → nodes reserved for the payer → signal to the batch script
     follow   after the grace: requeuehold, scancel or NodeList=…; once the payer runs: release
+    grow     mark with the nodes before it → NumNodes=…, the size that these nodes and the new ones make
 
-The mark is written before the signal, so a signal is sent at most once. All later steps follow from what Slurm
-shows. The nodes are reserved from the first step on, so a job that ends within its grace frees them for the payer
+The mark of a growth makes its size absolute: sent again, it asks for no more nodes, whichever ones Slurm gave. It stays
+until the placer has stored the reply.
+
+The mark of a stop is written before the signal, so a signal is sent at most once. All later steps follow from what
+Slurm shows. The nodes are reserved from the first step on, so a job that ends within its grace frees them for the payer
 as well. A mark has times of the system clock, which outlive the process. Within a process the steady clock measures
 the grace, so a clock that is set neither shortens nor lengthens it. A job that gets other nodes is its own payer: its
 new and its healthy nodes are reserved until it runs there.
@@ -26,10 +30,14 @@ from fleetcast.ingest.preemptible import LABEL, find_in_comment, parse_preemptib
 from fleetcast.ingest.slurm.jobs import expand_node_list
 from fleetcast.schedulers.executor import ActionOrder, SendOutcome, SendReply
 from fleetcast.schedulers.slurm_stop import (
+    PENDING,
+    REPLACE,
     REQUEST,
     SlurmStop,
     add_stop,
     find_attempt,
+    is_replaced,
+    may_release,
     parse_slurm_job,
     parse_stop,
     remove_stop,
@@ -38,10 +46,10 @@ from fleetcast.service.plugins import read_options
 
 logger = logging.getLogger(__name__)
 
-PREEMPT, SHRINK, GROW, REPLACE = "preempt", "shrink", "grow", "replace"
+PREEMPT, SHRINK, GROW = "preempt", "shrink", "grow"
 KINDS = (PREEMPT, SHRINK, GROW, REPLACE)
 NO_PREEMPTION = ("preempt/none", "(null)", "")
-RUNNING, PENDING = "RUNNING", "PENDING"
+RUNNING = "RUNNING"
 HOLD_S = 600  # how long nodes are reserved after the grace, at most
 CONFIG_S = 600.0  # how long Slurm's PreemptType is remembered
 MOST_TIMEOUT_S = 10.0
@@ -119,7 +127,7 @@ class SlurmExecutor:
             return _refuse(f"Slurm knows no job {number}")
         stop = parse_stop(job.admin_comment)
         if stop is not None and stop.action == order.action_id:
-            return TAKEN
+            return TAKEN if order.kind != GROW else await self._grow(order, job, stop)
         nodes = _list_nodes(job)
         freed = _list_freed_nodes(order, nodes)
         why = _explain_refusal(job, order) or _explain_nodes(order, nodes, freed)
@@ -130,17 +138,23 @@ class SlurmExecutor:
         if why:
             return _refuse(why)
         if order.kind == GROW:
-            return await self._grow(order, job, nodes)
+            return await self._grow(order, job, await self._mark(order, job, nodes))
         await self._mark_and_signal(order, job, freed)
         return TAKEN
 
-    async def _grow(self, order: ActionOrder, job: ControlledJob, nodes: Sequence[str]) -> SendReply:
-        wanted = {*nodes, *(place.node for place in order.places)}
-        if len(wanted) > len(nodes):
-            await self._slurm.resize_job(job.id, len(wanted))
+    async def _grow(self, order: ActionOrder, job: ControlledJob, mark: SlurmStop) -> SendReply:
+        """Give a job its new size, unless it has it. Raises SourceError or SlurmRefused."""
+        size = len({*mark.nodes, *(place.node for place in order.places)})
+        if job.state == RUNNING and find_attempt(job) == mark.attempt and len(_list_nodes(job)) < size:
+            try:
+                await self._slurm.resize_job(job.id, size)
+            except SlurmRefused:
+                await self._slurm.change_job(job.id, admin_comment=remove_stop(job.admin_comment))
+                raise
         return TAKEN
 
-    async def _mark_and_signal(self, order: ActionOrder, job: ControlledJob, freed: Sequence[str]) -> None:
+    async def _mark(self, order: ActionOrder, job: ControlledJob, nodes: Sequence[str]) -> SlurmStop:
+        """Write the mark of an action, and return it. nodes: those of the mark."""
         now_s = self._clock.now_ms() // 1000
         payer = parse_slurm_job(order.payer, self._prefix) or (REQUEST if order.payer.strip() else "")
         stop = SlurmStop(
@@ -150,11 +164,15 @@ class SlurmExecutor:
             since_s=now_s,
             grace_s=math.ceil(order.grace_s),
             until_s=max(now_s, order.by_ms // 1000),
-            nodes=tuple(freed),
-            payer=payer if order.kind != REPLACE else "",
+            nodes=tuple(nodes),
+            payer=payer if order.kind not in (REPLACE, GROW) else "",
         )
         self._measure_rest_s(stop)
         await self._slurm.change_job(job.id, admin_comment=add_stop(remove_stop(job.admin_comment), stop))
+        return stop
+
+    async def _mark_and_signal(self, order: ActionOrder, job: ControlledJob, freed: Sequence[str]) -> None:
+        stop = await self._mark(order, job, freed)
         if stop.slurm_payer:
             await self._hold_nodes(stop, await self._slurm.find_job(stop.slurm_payer), await self._slurm.list_holds())
         elif order.kind == REPLACE and order.places and job.user:
@@ -200,7 +218,7 @@ class SlurmExecutor:
         stop = parse_stop(job.admin_comment) if job else None
         if job is None or stop is None or stop.action != order.action_id:
             return TAKEN  # the job has ended, or nothing is left to do: the board shows what happened
-        if job.state != RUNNING or _has_happened(job, stop):
+        if job.state != RUNNING or stop.kind == GROW or _has_happened(job, stop):
             return TAKEN  # `_end_stops` does the rest
         if _is_protected(job):
             await self._slurm.change_job(job.id, admin_comment=remove_stop(job.admin_comment))
@@ -271,11 +289,9 @@ class SlurmExecutor:
             is_over = self._measure_rest_s(stop)[1] <= 0
             try:
                 if job.state == PENDING and _has_happened(job, stop):
-                    if is_over or _may_release(stop, jobs):
+                    if is_over or may_release(stop, jobs):
                         await self._release(job, stop, holds)
-                elif (job.state == RUNNING and _has_happened(job, stop)) or (
-                    is_over and stop.action not in open_actions
-                ):
+                elif _may_forget(job, stop, is_over=is_over, is_open=stop.action in open_actions):
                     await self._slurm.change_job(job.id, admin_comment=remove_stop(job.admin_comment))
             except SlurmRefused as error:
                 logger.info("the mark of job %s stays: %s", job.id, error)
@@ -300,27 +316,28 @@ class SlurmExecutor:
                 await self._slurm.set_reservation(job.id, "")
         for name in holds:
             payer = jobs.get(name.removeprefix(PREFIX))
-            if payer is None or (payer.state != PENDING and not _is_replaced(payer)):
+            if payer is None or (payer.state != PENDING and not is_replaced(payer)):
                 await self._slurm.delete_hold(name)
 
 
 def _has_happened(job: ControlledJob, stop: SlurmStop) -> bool:
-    """Return whether a job was requeued since a stop began, or holds none of the nodes that it frees."""
+    """Return whether a job was requeued since an action began, or what the action does to its nodes has happened.
+
+    After a stop it holds none of the nodes that the stop frees. After a growth it holds more nodes than before.
+    """
+    if stop.kind == GROW and find_attempt(job) == stop.attempt:
+        return len(_list_nodes(job)) > len(stop.nodes)
     return find_attempt(job) > stop.attempt or not {*stop.nodes}.intersection(_list_nodes(job))
 
 
-def _is_replaced(job: ControlledJob) -> bool:
-    """Return whether a running job will be requeued for other nodes."""
-    stop = parse_stop(job.admin_comment)
-    return stop is not None and stop.kind == REPLACE
+def _may_forget(job: ControlledJob, stop: SlurmStop, *, is_over: bool, is_open: bool) -> bool:
+    """Return whether the mark of an action is needed no more. is_open: the placer has stored the reply to it.
 
-
-def _may_release(stop: SlurmStop, jobs: Mapping[str, ControlledJob]) -> bool:
-    """Return whether a stopped job may compete for nodes again. A payer outside Slurm is not visible here."""
-    if stop.payer == REQUEST:
-        return False
-    payer = jobs.get(stop.payer)
-    return payer is None or payer.state != PENDING
+    Until then a growth may be sent again. A stop goes on only after that.
+    """
+    if is_over and not is_open:
+        return True
+    return job.state == RUNNING and _has_happened(job, stop) and (is_open or stop.kind != GROW)
 
 
 def _refuse(why: str) -> SendReply:

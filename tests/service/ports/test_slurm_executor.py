@@ -67,6 +67,14 @@ class StoppableSlurm(SlurmJobCommands):
         self._done("requeue")
         return True
 
+    async def resize_job(self, job: str, nodes: int) -> None:
+        """Give a job the first free nodes, whichever ones the caller had in mind."""
+        if self.words:
+            raise SlurmRefused(self.words)
+        held = [f"n{number}" for number in range(1, nodes + 1)]
+        self._change(job, nodes=",".join(held))
+        self._done("resize")
+
     async def release_job(self, job: str) -> None:
         self._change(job, is_held=False)
         self._done("release")
@@ -165,6 +173,44 @@ def test_a_replaced_node_leaves_the_shape_reserved_until_the_job_runs_there(away
         site.follow(order)
     assert (slurm.queue["1"].reservation, slurm.held, slurm.queue["1"].admin_comment) == ("", {}, "")
     assert reserved or away_after, "only a call that was lost leaves no reservation"
+
+
+GROWTH = ORDER._replace(kind="grow", ranks=(), places=(RankPlacement(0, "n7"), RankPlacement(1, "n8")), payer="")
+
+
+@given(st.lists(st.integers(1, 6), max_size=3), st.lists(st.booleans(), max_size=4))
+@examples(200)
+def test_a_job_grows_once_wherever_slurm_goes_away_and_the_reply_is_lost(
+    away_after: list[int], follows: list[bool]
+) -> None:
+    """follows: whether a process follows nothing, or sends again, before the placer stores the reply."""
+    slurm = StoppableSlurm(VICTIM, away_after=away_after)
+    site = Site(slurm)
+    for is_follow in follows:
+        site.follow() if is_follow else site.send(GROWTH)
+        assert slurm.queue["1"].nodes in ("n[1-2]", "n1,n2,n3,n4")
+    while site.send(GROWTH)[0] is SendOutcome.UNREACHABLE:
+        pass
+    assert slurm.queue["1"].nodes == "n1,n2,n3,n4", "Slurm gave other nodes than those of the action"
+    site.send(GROWTH)
+    assert slurm.calls.count("resize") == 1
+    for _ in range(4):
+        site.follow(GROWTH)
+    assert (slurm.queue["1"].admin_comment, slurm.calls.count("resize")) == ("", 1)
+
+
+def test_growth_that_slurm_refuses_or_forgets_leaves_no_mark() -> None:
+    site = Site(slurm := StoppableSlurm(VICTIM, words="not today"))
+    assert site.send(GROWTH) == (SendOutcome.REFUSED, "Slurm refuses: not today")
+    assert (slurm.queue["1"].nodes, slurm.queue["1"].admin_comment) == ("n[1-2]", "")
+    slurm.words = ""
+    assert site.send(GROWTH) == (SendOutcome.TAKEN, "")
+    assert site.send() == (SendOutcome.TAKEN, ""), "a growth that has happened does not delay a stop"
+    site = Site(slurm := StoppableSlurm(VICTIM))
+    site.send(GROWTH)
+    site.now_s = GROWTH.by_ms / 1000
+    site.follow()
+    assert slurm.queue["1"].admin_comment == "", "its time is over"
 
 
 def test_a_stopped_job_stays_held_while_its_payer_waits_and_until_the_action_is_over_at_most() -> None:
