@@ -263,7 +263,8 @@ def test_a_gang_does_not_grow_after_its_growth_was_withdrawn(tmp_path: Path) -> 
     async def scene(stage: Scene) -> None:
         await stage.wait(30)
         assert stage.state == "accepted"
-        stage.world.service.actions.withdraw(stage.action_id, "its attempt ended before it grew", NOW_MS)
+        why = "its attempt ended before it grew"
+        stage.world.service.actions.withdraw(stage.action_id, why, NOW_MS, has_ended=True)
         await stage.wait(120)
         assert stage.api.replies == [("accept", 200), ("accept", 409)]
         assert "resized" not in stage.types()
