@@ -85,12 +85,12 @@ class StepPace:
 
 
 def measure_pace(attempt: JobAttempt, before: StepPace | None = None) -> StepPace:
-    """Return the pace of an attempt from its stored steps.
+    """Return the pace of an attempt from its stored steps since its last resize.
 
-    before: the attempt's last pace. Its reference stays while the job is slow. Steps that all take 0 s were not
-    measured, so they have no pace.
+    before: the attempt's last pace at this size. Its reference stays while the job is slow. Steps that all take 0 s
+    were not measured, so they have no pace.
     """
-    steps = attempt.steps
+    steps = _list_steps_since_resize(attempt)
     if not steps:
         return StepPace(0)
     if not any(step.duration_s for step in steps):
@@ -106,6 +106,17 @@ def measure_pace(attempt: JobAttempt, before: StepPace | None = None) -> StepPac
     found = find_blame(attempt.rank_steps, since_ms, dict(before.stages) if before else None)
     pace, found = _drop_old_offenders(pace, attempt, found, before)
     return _judge_pace_by_peers(pace, attempt, found, usual, before)
+
+
+def _list_steps_since_resize(attempt: JobAttempt) -> list[Step]:
+    """Return the steps that began after the last resize. The step in which a gang resizes contains its pause.
+
+    With a fixed batch the steps of a smaller gang take longer. That is no slowdown.
+    """
+    placed_ms, started_ms = attempt.placed_ms, attempt.started_ms
+    if placed_ms is None or started_ms is None or placed_ms <= started_ms:
+        return attempt.steps
+    return [step for step in attempt.steps if step.time_ms - 1000 * step.duration_s >= placed_ms]
 
 
 def _judge_pace_by_past(

@@ -71,6 +71,24 @@ def fold_ranks(attempt: JobAttempt, number: int, ranks: int) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("members", [1, 2])
+def test_the_steps_before_a_resize_are_no_reference_and_the_verdict_ends_with_it(small_fleet, members):
+    """A gang of two with a fixed batch shrinks to one member, or gets another node: its steps take twice as long."""
+    fleet = small_fleet(2)
+    fleet.start("j", fleet.names)
+    report(fleet, "j", [2.0] * 30 + [2.6] * 6)
+    assert fleet.tick().stragglers["j"]["slow"]
+    fleet.jobs.apply(Resized(job="j", sequence=99, time_ms=fleet.now_ms + 30_000, nodes=tuple(fleet.names[:members])))
+    report(fleet, "j", [50.0], first=100)
+    for number in range(30):
+        report(fleet, "j", [4.0], first=101 + number)
+        assert not fleet.tick().stragglers["j"]["slow"]
+    assert fleet.tick().stragglers["j"]["observed_step_s"] == 4.0
+    report(fleet, "j", [5.2] * 6, first=200)
+    body = fleet.tick().stragglers["j"]
+    assert (body["slow"], body["expected_step_s"]) == (True, 4.0), "a slowdown at the new size still counts"
+
+
 def test_a_rank_that_a_resize_took_away_is_not_blamed():
     attempt = JobAttempt("j", 1)
     for number in range(20):
