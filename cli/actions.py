@@ -1,4 +1,4 @@
-"""`fleetcast actions`: lists what is done to running jobs, and stops all of it."""
+"""`fleetcast actions`: lists the actions on running jobs, and stops all of them."""
 
 import json
 import sys
@@ -9,11 +9,13 @@ import typer
 
 from fleetcast.cli.kit.screen import echo, echo_text
 from fleetcast.cli.kit.service_call import JsonFlag, UrlOption, ask_service, format_utc
+from fleetcast.fleet.errors import ConfigError, UnknownEntity
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Actions on running jobs: who is stopped, shrunk, grown or moved, for whom and why (docs/actions.md).\n\n"
+    help="Actions on running jobs: which are stopped, shrunk, grown or moved, for which request and why "
+    "(docs/actions.md).\n\n"
     "A service with tokens needs yours in FLEETCAST_TOKEN: scope read to list, admin to pause, resume and reset.\n\n"
     "Example:  fleetcast actions list",
 )
@@ -29,7 +31,7 @@ TERMS = {
     "fragments": "free GPUs that fit fewer gangs",
     "gain": "saved by the action",
 }
-IdArgument = Annotated[str, typer.Argument(help="Its id in `fleetcast actions list`.", metavar="ID")]
+IdArgument = Annotated[str, typer.Argument(help="The action's id, from `fleetcast actions list`.", metavar="ID")]
 
 
 @app.command("list")
@@ -40,7 +42,7 @@ def list_actions(
     every: Annotated[bool, typer.Option("--all", help="Also actions that have ended.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """List open actions in the order of their last changes, and whether actions are sent at all.
+    """List open actions in the order of their last changes, and say whether actions are sent at all.
 
     Example:  fleetcast actions list --queue research --all
     """
@@ -61,7 +63,8 @@ def list_actions(
     for row in rows:
         echo(f"{row['action_id']:<28} {row['state']:<9} {row['sentence']}")
     if not rows:
-        echo("no actions" if every else "no open actions")
+        of = "".join(f", {name} {value!r}" for name, value in (("queue", queue), ("job", job)) if value is not None)
+        echo(f"{'no actions' if every else 'no open actions'}{of}")
 
 
 @app.command("show")
@@ -72,11 +75,14 @@ def show(action_id: IdArgument, url: UrlOption = None, as_json: JsonFlag = False
     """
     from urllib.parse import quote
 
-    body = ask_service("GET", url, f"/v1/actions/{quote(action_id, safe='')}")
+    try:
+        body = ask_service("GET", url, f"/v1/actions/{quote(action_id, safe='')}")
+    except UnknownEntity:
+        raise UnknownEntity(f"no action {action_id!r}; `fleetcast actions list --all` names those there are") from None
     if as_json:
         echo_text(json.dumps(body, indent=2))
         return
-    echo(f"{body['sentence']}; by {body['executor']}")
+    echo(f"{body['sentence']}; {_describe_executor(body['executor'])}")
     echo(
         f"{body['state']}; it expires at {format_utc(body['by_ms'])}, time for a last checkpoint: {body['grace_s']:g} s"
     )
@@ -85,8 +91,8 @@ def show(action_id: IdArgument, url: UrlOption = None, as_json: JsonFlag = False
             echo(f"  {name:<10} {gpu_s / 3600:10,.2f} GPU-hours: {TERMS.get(name, name)}")
     echo(f"  {'total':<10} {body['cost_gpu_s'] / 3600:10,.2f} GPU-hours")
     for other in body["rejected"]:
-        names = ", ".join(other["jobs"])
-        echo(f"not {names}: {other['code']}, {other['cost_gpu_s'] / 3600:,.2f} GPU-hours for {other['gpus']:g} GPUs")
+        cost = f"{other['cost_gpu_s'] / 3600:,.2f} GPU-hours for {other['gpus']:g} GPUs"
+        echo(f"not chosen: {', '.join(other['jobs'])} ({other['code']}: {cost})")
     for step in body["life"]:
         echo(f"{format_utc(step['time_ms'])}  {step['state']}")
     if body["why"]:
@@ -95,7 +101,7 @@ def show(action_id: IdArgument, url: UrlOption = None, as_json: JsonFlag = False
 
 @app.command("plan")
 def show_plan(url: UrlOption = None, as_json: JsonFlag = False) -> None:
-    """Show the plan of the last pass: who is stopped, shrunk or grown for whom, what starts, and what is next.
+    """Show the last pass's plan: actions with their costs, requests that start, promised places, the next request.
 
     Example:  fleetcast actions plan
     """
@@ -124,11 +130,13 @@ def show_plan(url: UrlOption = None, as_json: JsonFlag = False) -> None:
 
 @app.command("preview")
 def preview(
-    file: Annotated[Path, typer.Argument(help="The request as JSON, as for POST /v1/placements; - reads stdin.")],
+    file: Annotated[
+        Path, typer.Argument(help="The request as JSON, as for POST /v1/placements; - reads stdin.", metavar="FILE")
+    ],
     url: UrlOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Say what would be stopped or shrunk for a request if it waited now. Nothing is recorded.
+    """Say which jobs would be stopped or shrunk for a request if it waited now. Nothing is recorded.
 
     A service with tokens needs yours in FLEETCAST_TOKEN: scope place.
 
@@ -144,7 +152,7 @@ def preview(
         return
     echo(found["sentence"])
     for action in found["actions"]:
-        echo(f"  {action['sentence']}; {_describe_costs(action['cost'])}; by {action['executor']}")
+        echo(f"  {action['sentence']}; {_describe_costs(action['cost'])}; {_describe_executor(action['executor'])}")
     if found["ranks"]:
         echo(f"then it starts on {_name_nodes(found['ranks'])}")
     if found["not_before_ms"] is not None:
@@ -156,6 +164,10 @@ def _describe_costs(cost: dict[str, float]) -> str:
     return f"GPU-hours: {terms}" if terms else "no cost"
 
 
+def _describe_executor(executor: str) -> str:
+    return "advice, which no executor carries out" if executor == "advice" else f"by {executor}"
+
+
 def _name_nodes(ranks: list[dict[str, Any]]) -> str:
     nodes = sorted({rank["node"] for rank in ranks})
     more = f" and {len(nodes) - FEW:,} more" if len(nodes) > FEW else ""
@@ -164,12 +176,11 @@ def _name_nodes(ranks: list[dict[str, Any]]) -> str:
 
 def _read_request(file: Path) -> dict[str, Any]:
     """Return the request of a file. Raises ConfigError if it holds no JSON object."""
-    from fleetcast.fleet.errors import ConfigError
-
     try:
         request = json.loads(sys.stdin.read() if str(file) == "-" else file.read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: no request can be read from it: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else f"it is not JSON: {error}"
+        raise ConfigError(f"{file}: no request can be read from it: {why}") from None
     if not isinstance(request, dict):
         raise ConfigError(f"{file}: a request is a JSON object, not {type(request).__name__}")
     return request
@@ -177,7 +188,7 @@ def _read_request(file: Path) -> dict[str, Any]:
 
 @app.command("pause")
 def pause(url: UrlOption = None, as_json: JsonFlag = False) -> None:
-    """Send no further action, whatever it is, until `resume`. Actions that were sent are still followed.
+    """Send no further action of any kind until `resume`. Actions that were sent are still followed.
 
     Example:  fleetcast actions pause
     """
@@ -197,7 +208,7 @@ def resume(url: UrlOption = None, as_json: JsonFlag = False) -> None:
 def reset(url: UrlOption = None, as_json: JsonFlag = False) -> None:
     """Close the circuit breaker, which opened because actions would have taken too many GPUs within an hour.
 
-    First find out why: `fleetcast actions list --all`. What was counted before counts no more.
+    First find out why: `fleetcast actions list --all`. The count of GPUs begins again at 0.
 
     Example:  fleetcast actions reset
     """
@@ -221,5 +232,7 @@ def _describe_switches(switches: dict[str, Any]) -> list[str]:
         lines.append(f"paused{by} since {format_utc(switches['paused_ms'])}: fleetcast actions resume")
     if switches["opened_ms"] is not None:
         why = f": {switches['why']}" if switches["why"] else ""
-        lines.append(f"the circuit breaker is open since {format_utc(switches['opened_ms'])}{why}")
+        lines.append(
+            f"the circuit breaker is open since {format_utc(switches['opened_ms'])}{why}; fleetcast actions reset"
+        )
     return lines or ["actions are sent"]

@@ -1,4 +1,4 @@
-"""`fleetcast why`: explains why a request waits, and what is done to running jobs for it or to it."""
+"""`fleetcast why`: explains why a request waits, and lists the actions for it and on its job."""
 
 import json
 from typing import Annotated, Any
@@ -10,12 +10,12 @@ from fleetcast.cli.kit.screen import echo, echo_text
 from fleetcast.cli.kit.service_call import JsonFlag, UrlOption, ask_service, format_utc
 from fleetcast.fleet.errors import FleetcastError, UnknownEntity
 
-RECENT = "1000"  # of the latest actions, those that serve the request are shown
+RECENT = "1000"  # how many of the latest actions are searched for those that serve the request
 NameArgument = Annotated[str, typer.Argument(help="A request, or the job that it is for.", metavar="JOB")]
 
 
 def explain(name: NameArgument, url: UrlOption = None, as_json: JsonFlag = False) -> None:
-    """Explain why a job waits, step by step, who is stopped for it, what was done to it, and what a stop costs it.
+    """Explain why a job waits, step by step. List the actions for it and on it, and say what a stop would cost it.
 
     A service with tokens needs yours in FLEETCAST_TOKEN: scope read.
 
@@ -55,7 +55,7 @@ def _find_reasons(name: str, url: str | None) -> dict[str, Any] | None:
 
 
 def _find_change_times(name: str, url: str | None) -> dict[str, Any] | None:
-    """Return what a stop or a resize of a running job is expected to cost.
+    """Return how long a restart and a resize of a job should last, and how size changes its speed.
 
     Returns None if it does not run, or if the service knows no running jobs yet.
     """
@@ -83,10 +83,10 @@ def _print_reasons(waiting: dict[str, Any]) -> None:
         echo(f"  starts at {format_utc(start['p50'])} (p90 {format_utc(start['p90'])})")
 
 
-def _print_actions(whose: str, rows: list[dict[str, Any]]) -> None:
+def _print_actions(relation: str, rows: list[dict[str, Any]]) -> None:
     if not rows:
         return
-    echo(f"actions {whose}, details by `fleetcast actions show ID`:")
+    echo(f"actions {relation}, details by `fleetcast actions show ID`:")
     for row in reversed(rows):
         because = f"; {row['why']}" if row["why"] else ""
         cost = f"{row['cost_gpu_s'] / 3600:,.2f} GPU-hours"

@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from fleetcast.fleet.errors import ConfigError, FleetcastError, SourceError, UnknownEntity
+
 DEFAULT_URL = "http://127.0.0.1:8080"
 UrlOption = Annotated[
     str | None, typer.Option("--url", help=f"The service [FLEETCAST_URL, else {DEFAULT_URL}].", metavar="URL")
@@ -17,19 +19,21 @@ def ask_service(
 ) -> dict[str, Any]:
     """Send a request to the service, and return its answer. body: sent as JSON unless None.
 
-    Raises SourceError if the service does not answer, UnknownEntity for a 404 and FleetcastError for any other
-    problem that the service states.
+    Raises ConfigError if the address is no HTTP address, SourceError if the service does not answer, UnknownEntity
+    for a 404 and FleetcastError for any other problem that the service states.
     """
     import asyncio
 
-    return asyncio.run(_send(method, url or os.environ.get("FLEETCAST_URL") or DEFAULT_URL, path, query, body))
+    base = url or os.environ.get("FLEETCAST_URL") or DEFAULT_URL
+    if not base.startswith(("http://", "https://")):
+        raise ConfigError(f"{base} is no address of a service: give one like {DEFAULT_URL}")
+    return asyncio.run(_send(method, base, path, query, body))
 
 
 async def _send(method: str, base: str, path: str, query: dict[str, str] | None, sent: object) -> dict[str, Any]:
     import aiohttp
     from yarl import URL
 
-    from fleetcast.fleet.errors import FleetcastError, SourceError, UnknownEntity
     from fleetcast.fleet.process import make_token_headers
 
     address = URL(base.rstrip("/") + path, encoded=True).update_query(query or {})
@@ -51,7 +55,7 @@ async def _send(method: str, base: str, path: str, query: dict[str, str] | None,
 
 
 def format_utc(ms: int) -> str:
-    """Return a time in UTC, such as "2026-03-01 14:02:05"."""
+    """Return a time such as "2026-03-01 14:02:05 UTC"."""
     from datetime import UTC, datetime
 
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fleetcast.training.sets.job_sets import HistoryJobs
 
 BAR, REDRAW_S = 30, 0.2
+NO_CHECKPOINTS, EXPONENT = 0.2, 0.9  # defaults of options
 
 TraceArgument = Annotated[
     Path, typer.Argument(help="A job history: a file, or the folder of a set (docs/queues.md).", metavar="TRACE")
@@ -32,10 +33,10 @@ EachOption = Annotated[int, typer.Option("--gpus-per-node", min=1, max=1024, hel
 CapacityOption = Annotated[
     int | None, typer.Option(min=1, max=10_000_000, help="Instead of nodes: GPUs or cores, wherever they are.")
 ]
-QueuesOption = Annotated[Path | None, typer.Option(help="The file of queues; without it all are in one.")]
+QueuesOption = Annotated[Path | None, typer.Option(help="The file of queues; without it all jobs are in one.")]
 PolicyOption = Annotated[list[str] | None, typer.Option(help="Only this method; repeat it [all].", metavar="NAME")]
 MaxWaitOption = Annotated[
-    float, typer.Option(min=0.01, max=1e6, help="Hours after which no job is passed any more; --queues has its own.")
+    float, typer.Option(min=0.01, max=1e6, help="Hours after which no other job passes one; --queues has its own.")
 ]
 RefusedOption = Annotated[
     float, typer.Option(min=0, max=0.9, help="Share of starts that are refused outside, the same in every run.")
@@ -46,11 +47,12 @@ ReclaimOption = Annotated[
         min=0,
         max=1e6,
         metavar="SECONDS",
-        help="Stop running jobs for requests within the guarantee of their queue, after so much patience; repeat it.",
+        help="Stop running jobs for requests within their queue's guarantee that waited so long; repeat it.",
     ),
 ]
 NoCheckpointsOption = Annotated[
-    float, typer.Option(min=0, max=1, help="With --reclaim: share of jobs that never write a checkpoint.")
+    float | None,
+    typer.Option(min=0, max=1, help=f"With --reclaim: share of jobs that never write a checkpoint [{NO_CHECKPOINTS}]."),
 ]
 SeedOption = Annotated[
     int, typer.Option(min=0, help="Seed of the checkpoint intervals, or with --elastic of the elastic jobs.")
@@ -58,12 +60,12 @@ SeedOption = Annotated[
 ElasticOption = Annotated[
     list[float] | None,
     typer.Option(
-        min=0, max=1, metavar="SHARE", help="Let this share of the jobs from 8 GPUs be elastic gangs; repeat it."
+        min=0, max=1, metavar="SHARE", help="Let this share of the jobs of 8 or more GPUs be elastic gangs; repeat it."
     ),
 ]
 ExponentOption = Annotated[
     list[float] | None,
-    typer.Option(min=0, max=1, help="With --elastic: a gang of n members runs at n ** this; repeat it [0.9]."),
+    typer.Option(min=0, max=1, help=f"With --elastic: n members run at the speed n ** this; repeat it [{EXPONENT}]."),
 ]
 FaultsOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="With --reclaim: a CSV of node,start,end,kind, in seconds.")
@@ -80,7 +82,7 @@ def play(
     max_wait_h: MaxWaitOption = 24.0,
     refused: RefusedOption = 0.0,
     reclaim: ReclaimOption = None,
-    no_checkpoints: NoCheckpointsOption = 0.2,
+    no_checkpoints: NoCheckpointsOption = None,
     seed: SeedOption = 1,
     faults: FaultsOption = None,
     elastic: ElasticOption = None,
@@ -90,17 +92,18 @@ def play(
 ) -> None:
     """Simulate jobs under the plan that serves, with its queues, and under other scheduling methods.
 
-    The other methods are peers, and oracles, which know more than a plan can. All methods run all jobs on the same
-    machine. A plan knows a run time only once the job has ended. `seconds` are CPU time.
+    The other methods are published ones, and oracles, which know more than a plan can. All methods run all jobs on the
+    same machine. A plan knows a run time only once the job has ended. `seconds` are CPU time.
 
-    With --reclaim, jobs of queues that borrow are stopped for requests within a guarantee. Compare `no_preemption`,
-    `youngest_first` (Kueue's order) and `by_cost` (the least lost work) at each patience. A stopped job repeats its
-    work since its last checkpoint, plus 300 s to restart, and keeps its place in the queue. Each job draws its time
-    between checkpoints: 10 min to 4 h, log-uniform. Nodes of --faults count from 1, and stop their jobs. Faults of the
-    kind `drain` let running jobs end.
+    With --reclaim, jobs of queues that borrow are stopped for requests within a guarantee. It plays `no_preemption`,
+    and at each patience `youngest_first` (Kueue's order) and `by_cost` (the least lost work). A stopped job repeats its
+    work since its last checkpoint, needs 300 s to restart, and keeps its place in the queue. Each job draws its time
+    between checkpoints: 10 min to 4 h, log-uniform. Nodes of --faults count from 1. A fault stops the jobs on its node,
+    but `drain` lets them end.
 
     With --elastic, gangs run with a quarter of their members or more. They give members above this minimum to the next
-    request, and grow back when nobody waits for the GPUs. Each change of size is a pause of 120 s. Compare `rigid`.
+    request, and grow back when no request waits for the GPUs. Each change of size is a pause of 120 s. `rigid` plays
+    the same gangs at a fixed size.
 
     Examples:
 
@@ -115,19 +118,19 @@ def play(
       fleetcast play jobs.csv --nodes 133 --elastic 0.3 --elastic 0.6 --exponent 0.9 --exponent 0.8
     """
     check_outputs(json, html=html)
-    _check_reclaim_options(reclaim, faults, nodes, html)
-    _check_elastic_options(elastic, reclaim, policy, html)
+    _check_reclaim_options(reclaim, faults, no_checkpoints, nodes, html)
+    _check_elastic_options(elastic, exponent, reclaim, policy, html)
     scene, about = _make_scene(trace, _parse_machine_size(nodes, gpus_per_node, capacity), queues, max_wait_h, refused)
     if elastic:
         from fleetcast.cli.lab.play_elastic import play_elastic_methods
 
-        gangs = play_elastic_methods(scene, elastic, exponent or [0.9], seed, _show_progress)
+        gangs = play_elastic_methods(scene, elastic, exponent or [EXPONENT], seed, _show_progress)
         write_json(json, {**about, "elastic": gangs, "seed": seed})
     elif reclaim:
         from fleetcast.cli.lab.play_reclaim import play_reclaim_methods
         from fleetcast.training.judges.played_reclaim import CheckpointDraw
 
-        draw = CheckpointDraw(seed, no_checkpoints)
+        draw = CheckpointDraw(seed, NO_CHECKPOINTS if no_checkpoints is None else no_checkpoints)
         plays = play_reclaim_methods(scene, policy, reclaim, draw, _show_progress, _read_faults(faults, scene))
         write_json(json, {**about, "reclaim": plays, "checkpoints": draw, "faults": str(faults or "")})
     else:
@@ -135,7 +138,11 @@ def play(
 
 
 def _check_reclaim_options(
-    reclaim: list[float] | None, faults: Path | None, nodes: int | None, html: Path | None
+    reclaim: list[float] | None,
+    faults: Path | None,
+    no_checkpoints: float | None,
+    nodes: int | None,
+    html: Path | None,
 ) -> None:
     """Raise ConfigError if an option does not go together with --reclaim."""
     from fleetcast.fleet.errors import ConfigError
@@ -144,10 +151,16 @@ def _check_reclaim_options(
         raise ConfigError("--html: the page has no plays with --reclaim; use --json")
     if faults is not None and not (reclaim and nodes):
         raise ConfigError("--faults needs --reclaim and --nodes: stopped jobs repeat work since their checkpoints")
+    if no_checkpoints is not None and not reclaim:
+        raise ConfigError(f"--no-checkpoints {no_checkpoints:g} has no effect: add --reclaim SECONDS")
 
 
 def _check_elastic_options(
-    elastic: list[float] | None, reclaim: list[float] | None, policy: list[str] | None, html: Path | None
+    elastic: list[float] | None,
+    exponent: list[float] | None,
+    reclaim: list[float] | None,
+    policy: list[str] | None,
+    html: Path | None,
 ) -> None:
     """Raise ConfigError if an option does not go together with --elastic."""
     from fleetcast.fleet.errors import ConfigError
@@ -156,6 +169,8 @@ def _check_elastic_options(
         raise ConfigError("--html: the page has no plays with --elastic; use --json")
     if elastic and (reclaim or policy):
         raise ConfigError("--elastic plays the plan that serves: leave out --reclaim and --policy")
+    if exponent and not elastic:
+        raise ConfigError(f"--exponent {exponent[0]:g} has no effect: add --elastic SHARE")
 
 
 def _make_scene(
@@ -255,12 +270,17 @@ def _choose_methods(scene: "PlayScene", wanted: list[str] | None) -> list[str]:
     Raises ConfigError for a method that is unknown, or that this scene cannot run.
     """
     from fleetcast.fleet.errors import ConfigError
+    from fleetcast.training.judges.played import METHODS_PLAYED
+    from fleetcast.training.judges.queue import ON_LIMITS
 
-    there = scene.list_methods()
+    playable = scene.list_methods()
     for name in wanted or ():
-        if name not in there:
-            raise ConfigError(f"--policy {name}: expected one of {', '.join(there)} (some need limits, or --queues)")
-    return list(dict.fromkeys(wanted)) if wanted else there
+        if name in METHODS_PLAYED and name not in playable:
+            needs = "a trace with time limits" if name in ON_LIMITS else "--queues FILE"
+            raise ConfigError(f"--policy {name}: needs {needs}")
+        if name not in playable:
+            raise ConfigError(f"--policy {name}: expected one of {', '.join(playable)}")
+    return list(dict.fromkeys(wanted)) if wanted else playable
 
 
 @contextmanager

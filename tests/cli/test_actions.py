@@ -49,13 +49,15 @@ def test_actions_are_listed_and_shown(served: ServedPlacer) -> None:
     for part in (
         "lost             0.33 GPU-hours",
         "total            0.42",
-        "not other: dearer, 2.50 GPU-hours for 4 GPUs",
+        "not chosen: other (dearer: 2.50 GPU-hours for 4 GPUs)",
     ):
         assert part in text
     assert text.splitlines()[-1] == "withdrawn: the request was cancelled"
     assert json.loads(run(served, "actions", "show", second, "--json"))["state"] == "withdrawn"
-    with pytest.raises(FleetcastError, match="no action 'nothing'"):
-        run(served, "actions", "show", "nothing")
+    for nonsense in ("nothing", "", "../queue"):
+        with pytest.raises(FleetcastError, match=f"no action '{nonsense}'; `fleetcast actions list --all` names"):
+            run(served, "actions", "show", nonsense)
+    assert run(served, "actions", "list", "--job", "j9").splitlines()[1] == "no open actions, job 'j9'"
 
 
 def test_more_actions_than_a_page_are_listed(served: ServedPlacer) -> None:
@@ -77,6 +79,10 @@ def test_actions_are_paused_and_resumed_and_the_breaker_is_reset(served: ServedP
 def test_a_service_that_does_not_answer_is_named() -> None:
     with pytest.raises(SourceError, match=r"http://127\.0\.0\.1:9 does not answer"):
         run(None, "actions", "list", "--url", "http://127.0.0.1:9")
+    with pytest.raises(
+        ConfigError, match=r"nonsense is no address of a service: give one like http://127\.0\.0\.1:8080"
+    ):
+        run(None, "actions", "list", "--url", "nonsense")
 
 
 def test_the_ledger_goes_back_to_the_previous_version(tmp_path: Path) -> None:

@@ -87,7 +87,9 @@ def test_without_limits_their_peers_are_left_out_and_what_cannot_be_played_is_co
         ((), "name the machine: either --nodes"),
         (("--nodes", 2, "--capacity", 8), "name the machine"),
         (("--capacity", 8, "--policy", "best"), "--policy best: expected one of ours, one_line, fifo"),
-        (("--capacity", 8, "--policy", "kueue_order"), "some need limits, or --queues"),
+        (("--capacity", 8, "--policy", "kueue_order"), "--policy kueue_order: needs --queues FILE"),
+        (("--capacity", 8, "--exponent", 0.5), "--exponent 0.5 has no effect: add --elastic SHARE"),
+        (("--capacity", 8, "--no-checkpoints", 0), "--no-checkpoints 0 has no effect: add --reclaim SECONDS"),
         (("--capacity", 8, "--queues", "none.toml"), "cannot read none.toml"),
     ],
 )
