@@ -157,12 +157,11 @@ class Timelines:
 
     def fits_now(self, request: PlacementRequest) -> bool:
         """Return whether the plan would start a request that comes now, behind all waiting requests."""
-        allowed, head = self.turns.limit_to_quota(request), self.now.reservation
+        allowed = self.turns.limit_to_quota(request)
         if isinstance(allowed, str):
             return False
-        in_time = head is None or self.now_ms + 1000 * compute_planned_s(request, self.run_times) <= head.shadow_ms
-        view = self.now.view if head is None or in_time else head.subtract_from_view(self.now.view)
-        return fits_now(allowed, view, self.options)
+        end_ms = self.now_ms + 1000 * compute_planned_s(request, self.run_times)
+        return fits_now(allowed, self.now.make_unclaimed_view(end_ms), self.options)
 
     def find_waiting_id(self, request: PlacementRequest) -> str | None:
         """Return the id under which the request, or its job, already waits.

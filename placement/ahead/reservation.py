@@ -1,11 +1,13 @@
-"""The reservation of the queue's head: the probability that it holds, and the GPUs that are free until then.
+"""The claims of waiting requests: the probability that each holds, and the GPUs that are free until then.
 
 This module also estimates when running jobs release their GPUs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fleetcast.placement.ahead.paths import Timelines
 from fleetcast.placement.ahead.start_time import (
@@ -17,7 +19,7 @@ from fleetcast.placement.ahead.start_time import (
     is_behind_unknown,
 )
 from fleetcast.placement.machines.view import ClusterView
-from fleetcast.placement.plan.queue import Reservation
+from fleetcast.placement.plan.profile import Claim
 from fleetcast.placement.plan.timeline import Basis
 
 MOST_RELEASES = 100
@@ -26,7 +28,7 @@ ROUNDING_S = 1.0  # shadow times are whole ms, sampled ones float32 seconds
 
 @dataclass(frozen=True, slots=True)
 class FreeWindow:
-    """Free GPUs, and the time until which other jobs may use them without delaying the head of the queue.
+    """Free GPUs, and the time until which other jobs may use them without delaying any claim.
 
     nodes: the number of nodes that the GPUs are on. until_ms: None if the GPUs are free without a time
     limit.
@@ -52,13 +54,13 @@ class JobRelease:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadReservation:
-    """The reservation of the queue's head, as shown to people.
+class RequestReservation:
+    """The claim of a waiting request, as shown to people.
 
-    idle_gpus: GPUs that are free already, and reserved for the head. holds_p: the probability that the
-    head starts by its shadow time. It is None if unknown, and `reason` says why. by: the basis of
-    holds_p. basis: the basis of the shadow time. The basis is "prior" if the head waits for a job of unknown
-    run time. The plan then assumes that this job runs for a day.
+    shadow_ms: the start of the claim. waits_for: the job that ends then. idle_gpus: GPUs that are free already, and
+    reserved for the request. holds_p: the probability that the request starts by its shadow time. It is None if
+    unknown, and `reason` says why. by: the basis of holds_p. basis: the basis of the shadow time. The basis is "prior"
+    if the request waits for a job of unknown run time. The plan then assumes that this job runs for a day.
     """
 
     request_id: str
@@ -72,64 +74,67 @@ class HeadReservation:
     reason: str = ""
 
 
-def describe_reservation(reservation: Reservation, view: ClusterView, timelines: Timelines | None) -> HeadReservation:
-    """Return the head's reservation with its probability and the basis of its times, as shown to people."""
-    known = compute_hold_probability(reservation, timelines) if timelines is not None else None
-    return HeadReservation(
-        request_id=reservation.entry.request.request_id,
-        shadow_ms=reservation.shadow_ms,
-        waits_for=reservation.blocker,
-        gpus=int(reservation.gpus.sum()),
-        idle_gpus=int((reservation.gpus & view.free).sum()),
+def describe_claim(claim: Claim, view: ClusterView, timelines: Timelines | None) -> RequestReservation:
+    """Return a claim with its probability and the basis of its times, as shown to people."""
+    known = compute_hold_probability(claim, timelines) if timelines is not None else None
+    return RequestReservation(
+        request_id=claim.request.request_id,
+        shadow_ms=claim.start_ms,
+        waits_for=claim.blocker,
+        gpus=int(claim.gpus.sum()),
+        idle_gpus=int((claim.gpus & view.free).sum()),
         holds_p=known,
-        by=_find_start_basis(reservation, timelines) if timelines is not None and known is not None else None,
-        basis=_find_shadow_basis(reservation, timelines) if timelines is not None else "prior",
-        reason="" if known is not None else _explain_unknown_probability(reservation, timelines),
+        by=_find_start_basis(claim, timelines) if timelines is not None and known is not None else None,
+        basis=_find_shadow_basis(claim, timelines) if timelines is not None else "prior",
+        reason="" if known is not None else _explain_unknown_probability(claim, timelines),
     )
 
 
-def _explain_unknown_probability(reservation: Reservation, timelines: Timelines | None) -> str:
-    """Return the reason why the probability of a reservation is unknown."""
-    if timelines is None or reservation.entry.request.request_id not in timelines.starts_s:
+def _explain_unknown_probability(claim: Claim, timelines: Timelines | None) -> str:
+    """Return the reason why the probability of a claim is unknown."""
+    if timelines is None or claim.request.request_id not in timelines.starts_s:
         return "no futures with this request have been sampled yet"
     return describe_unknown_jobs(timelines)
 
 
-def _find_start_basis(reservation: Reservation, timelines: Timelines) -> StartBasis:
-    start_s = timelines.starts_s[reservation.entry.request.request_id]
+def _find_start_basis(claim: Claim, timelines: Timelines) -> StartBasis:
+    start_s = timelines.starts_s[claim.request.request_id]
     return choose_start_basis(compute_quantiles_ms(start_s, timelines.now_ms), timelines, timelines.now_ms)
 
 
-def _find_shadow_basis(reservation: Reservation, timelines: Timelines) -> Basis:
-    """Return the basis of the planned end of the job that the head waits for."""
-    row = timelines.now.running.find_run(reservation.blocker, timelines.now_ms)
+def _find_shadow_basis(claim: Claim, timelines: Timelines) -> Basis:
+    """Return the basis of the planned end of the job that a claim waits for."""
+    row = timelines.now.running.find_run(claim.blocker, timelines.now_ms)
     return timelines.run_times.find_basis(row.gpus, row.limit_s, row.compute_age_s(timelines.now_ms))
 
 
-def compute_hold_probability(reservation: Reservation, timelines: Timelines) -> float | None:
-    """Return the share of sampled futures in which the head starts by its shadow time.
+def compute_hold_probability(claim: Claim, timelines: Timelines) -> float | None:
+    """Return the share of sampled futures in which a request starts by the start of its claim.
 
-    Returns None if the futures do not include the head, or if it waits for jobs whose run time is
+    Returns None if the futures do not include the request, or if it waits for jobs whose run time is
     unknown.
     """
-    start_s = timelines.starts_s.get(reservation.entry.request.request_id)
-    if start_s is None or is_behind_unknown(reservation.entry.request, start_s, timelines):
+    start_s = timelines.starts_s.get(claim.request.request_id)
+    if start_s is None or is_behind_unknown(claim.request, start_s, timelines):
         return None
-    by_s = (reservation.shadow_ms - timelines.now_ms) / 1000
+    by_s = (claim.start_ms - timelines.now_ms) / 1000
     return float((start_s <= by_s + ROUNDING_S).mean())
 
 
-def find_free_windows(view: ClusterView, reservation: Reservation | None) -> tuple[FreeWindow, ...]:
+def find_free_windows(view: ClusterView, claims: Sequence[Claim]) -> tuple[FreeWindow, ...]:
     """Return the free windows that have GPUs.
 
-    The first has the unreserved GPUs. The second has the GPUs that are reserved for the head. They are free
-    until the shadow time.
+    The first has the GPUs that no request claims. Each other window has the free GPUs whose first claim starts at the
+    same time. The soonest comes last.
     """
-    reserved = view.free & reservation.gpus if reservation is not None else np.zeros_like(view.free)
-    is_open = view.is_open
+    unclaimed, masks = view.free, dict[int, NDArray[np.bool_]]()
+    for claim in sorted(claims, key=lambda claim: claim.start_ms):
+        masks[claim.start_ms] = masks.get(claim.start_ms, np.False_) | (unclaimed & claim.gpus)
+        unclaimed = unclaimed & ~claim.gpus
+    windows: list[tuple[int | None, NDArray[np.bool_]]] = [(None, unclaimed), *reversed(masks.items())]
     found = []
-    for mask, until_ms in ((view.free & ~reserved, None), (reserved, reservation.shadow_ms if reservation else None)):
-        by_node = np.count_nonzero(mask[is_open], axis=1)
+    for until_ms, mask in windows:
+        by_node = np.count_nonzero(mask[view.is_open], axis=1)
         if by_node.any():
             found.append(FreeWindow(int(by_node.sum()), int(np.count_nonzero(by_node)), until_ms))
     return tuple(found)

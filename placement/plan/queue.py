@@ -1,13 +1,16 @@
-"""The pass over the queue: priority first, then first come, first served, with EASY backfill.
+"""The pass over the queue: priority first, then first come, first served, with backfill behind claims.
 
 All functions are pure: they receive a state and return a plan.
 
 1. Entries are placed in order until one does not fit: the head.
-2. The head gets a reservation. Running jobs end one after the other, as estimated, until the head fits. That time
-   is its *shadow time*. The GPUs that `decide` gives it then, under all its constraints, are reserved.
-3. Another entry may start now if it ends before the shadow time by its own estimate, or on GPUs that are
-   not reserved (Lifka, "The ANL/IBM SP Scheduling System", 1995). Overdue entries are tried first until there is a
-   head. Behind the head they have no precedence (`fleetcast.placement.play.backfill`).
+2. The head gets a claim (`fleetcast.placement.plan.profile`). Running jobs end one after the other, as estimated,
+   until the head fits. That time is its *shadow time*. The GPUs that `decide` gives it then, under all its
+   constraints, are reserved. Further entries that cannot start get claims, too, up to the number that the policy of
+   the queues allows. One claim makes EASY backfill (Lifka, "The ANL/IBM SP Scheduling System", 1995). More approach
+   conservative backfill.
+3. Another entry may start now if it delays no claim: it ends before the start of each claim by its own estimate, or
+   uses none of the claim's GPUs. Overdue entries are tried first while more claims are possible. Behind the last
+   claim they have no precedence (`fleetcast.placement.play.backfill`).
 4. An entry that would not fit into the fleet with all jobs gone waits without delaying any other entry.
 
 Estimates are the p90 of finished jobs of the same GPU count, never a job's own future. A request is
@@ -16,29 +19,25 @@ most `BACKFILL_TRIES` keys are tried. So the cost of a pass depends on how many 
 it has.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import Decision, PlacementRequest
-from fleetcast.placement.engine import decide_screened, find_claimed_gpus, fits_now, has_room_for_gang
+from fleetcast.placement.engine import decide_screened, fits_now, has_room_for_gang
 from fleetcast.placement.machines.filters import screen
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.running_jobs import RunningJobs, make_running_jobs
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.machines.words import explain_shortage
+from fleetcast.placement.plan.profile import AvailabilityProfile, Claim, subtract_claims
 from fleetcast.placement.plan.promised import Promises, count_promises, hold_placement
 from fleetcast.placement.plan.reasons import StateAfterPass, WaitCode, WaitReason
 from fleetcast.placement.plan.reclaiming import ReclaimInput, ReclaimProposal, propose_reclaim
-from fleetcast.placement.plan.timeline import (
-    RunTimeQuantiles,
-    Timeline,
-    add_request_placement,
-    estimate_releases,
-)
+from fleetcast.placement.plan.timeline import RunTimeQuantiles, add_request_placement
 from fleetcast.placement.plan.turns import OneLine, QueueTurns
 from fleetcast.placement.queues.asks import FitKey, QueueAsk, make_fit_key, make_queue_ask
 
@@ -58,7 +57,7 @@ class WaitingEntry:
 class Wait(msgspec.Struct, gc=False):
     """An entry that still waits after a pass, with its position and the reason.
 
-    position: counts from 1. start_ms: the head's shadow time, None for all other entries.
+    position: counts from 1. start_ms: the start of its claim, None for an entry without one.
     """
 
     entry: WaitingEntry
@@ -77,46 +76,25 @@ class Plan:
     """The result of one pass over the queue.
 
     placed: entries in the order of their decisions. view, running: the fleet and its jobs after these
-    placements. reservation: the reservation of the head. proposal: which running jobs would be stopped for the
-    head, if the policy of the queues lets the pass look for them.
+    placements. claims: the first is that of the head. proposal: which running jobs would be stopped for the head, if
+    the policy of the queues lets the pass look for them.
     """
 
     placed: tuple[tuple[WaitingEntry, Decision], ...]
     waiting: tuple[Wait, ...]
     view: ClusterView
     running: RunningJobs
-    reservation: "Reservation | None" = None
+    claims: tuple[Claim, ...] = ()
     proposal: ReclaimProposal | None = None
 
+    @property
+    def head(self) -> Claim | None:
+        """The claim of the head of the queue. None if no entry has one."""
+        return self.claims[0] if self.claims else None
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """The resources that are reserved for the head of the queue.
-
-    gpus: (n, g) bool, GPUs that it will use at `shadow_ms`. cpus, host_memory_gib: (n,) CPUs and GiB
-    that it will use then. blocker: the job that it waits for.
-    """
-
-    entry: WaitingEntry
-    shadow_ms: int
-    blocker: str
-    gpus: NDArray[np.bool_]
-    cpus: NDArray[np.float64]
-    host_memory_gib: NDArray[np.float64]
-
-    def copy_without_resources(self) -> "Reservation":
-        """Return a copy of the reservation that reserves no resources."""
-        nothing = np.zeros_like(self.gpus), np.zeros_like(self.cpus), np.zeros_like(self.host_memory_gib)
-        return Reservation(self.entry, self.shadow_ms, self.blocker, *nothing)
-
-    def subtract_from_view(self, view: ClusterView) -> ClusterView:
-        """Return the view without the resources that the head has reserved."""
-        return replace(
-            view,
-            milli=np.where(self.gpus, np.int16(0), view.milli),
-            free_cpus=view.free_cpus - self.cpus,
-            free_host_memory_gib=view.free_host_memory_gib - self.host_memory_gib,
-        )
+    def make_unclaimed_view(self, end_ms: float = math.inf) -> ClusterView:
+        """Return the view without the GPUs of the claims that start before `end_ms`."""
+        return subtract_claims(self.view, (claim for claim in self.claims if claim.start_ms < end_ms))
 
 
 def make_order_key(entry: WaitingEntry) -> tuple[int, int, str]:
@@ -134,29 +112,30 @@ def plan(
     run_times: RunTimeQuantiles,
     options: Options,
     turns: QueueTurns | None = None,
-    dropped: str = "",
+    dropped: Collection[str] = (),
     reclaim: ReclaimInput | None = None,
     promises: Promises | None = None,
 ) -> Plan:
     """Make one pass over the queue at `options.now_ms`.
 
-    running: the jobs that hold GPUs in the view. dropped: a request that gets no reservation in this pass if
-    it becomes the head (`fleetcast.placement.plan.claims`). reclaim: the facts by which the pass may propose to
-    stop jobs for the head. None if it may not. promises: the GPUs that stops free for one request each. Such a
+    running: the jobs that hold GPUs in the view. dropped: requests whose claims reserve nothing in this pass
+    (`fleetcast.placement.plan.dropped_claims`). reclaim: the facts by which the pass may propose to stop jobs for the
+    head. None if it may not. promises: the GPUs that stops free for one request each. Such a
     request is tried first, on these GPUs.
     """
     after = StateAfterPass(options, view, turns or ONE_LINE)
-    cycle = PassState(view, running, run_times, options, turns or ONE_LINE, after, dropped, reclaim, promises or {})
+    profile = AvailabilityProfile(run_times, options, after.turns.most_claims)
+    cycle = PassState(view, running, profile, options, after.turns, after, dropped, reclaim, promises or {})
     queue = cycle.place_promised(queue) if promises else queue
     ordered = iter(cycle.turns.sort_entries(queue))
     for entry in ordered:
         cycle.try_entry(entry)
-        if cycle.reservation is not None:
+        if profile.is_full:
             break
     for entry in cycle.turns.sort_behind_head(list(ordered)):
         cycle.try_entry(entry)
     cycle.after.view = cycle.view
-    found = tuple(cycle.placed), tuple(cycle.waiting), cycle.view, cycle.running, cycle.reservation
+    found = tuple(cycle.placed), tuple(cycle.waiting), cycle.view, cycle.running, tuple(profile.claims)
     return Plan(*found, cycle.proposal)
 
 
@@ -176,7 +155,8 @@ class AskInPass(msgspec.Struct, gc=False):
     reason: why none of them can start in this pass. version: the version of the turns for which
     `refused` holds. refused: why the queue's quota refuses the ask, None if it does not. final: a
     refusal that makes no entry the head. is_whole: whether the quota allows all that the ask wants.
-    wants: whether the queue may still lack part of its guarantee.
+    wants: whether the queue may still lack part of its guarantee. may_claim: whether the queue may still get a claim
+    for the ask.
     """
 
     ask: QueueAsk
@@ -186,6 +166,7 @@ class AskInPass(msgspec.Struct, gc=False):
     final: WaitReason | None = None
     is_whole: bool = True
     wants: bool = True
+    may_claim: bool = True
 
 
 @dataclass(slots=True)
@@ -194,27 +175,23 @@ class PassState:
 
     view: ClusterView
     known: RunningJobs  # that ran before the pass
-    run_times: RunTimeQuantiles
+    profile: AvailabilityProfile
     options: Options
     turns: QueueTurns
     after: StateAfterPass
-    dropped: str
+    dropped: Collection[str]
     reclaim: ReclaimInput | None = None
     promises: Promises = field(default_factory=dict)
     proposal: ReclaimProposal | None = None
     placed: list[tuple[WaitingEntry, Decision]] = field(default_factory=list)
     begun: list[tuple[PlacementRequest, int]] = field(default_factory=list)  # what was placed, with its GPUs
     waiting: list[Wait] = field(default_factory=list)
-    reservation: Reservation | None = None
     tries: int = 0
     asks: dict[QueueAsk, AskInPass] = field(default_factory=dict)
     final: dict[FitKey, WaitReason] = field(default_factory=dict)  # of what cannot start in this pass
-    late: dict[FitKey, WaitReason] = field(default_factory=dict)  # nor if it should end after the head starts
+    late: dict[int, dict[FitKey, WaitReason]] = field(default_factory=dict)  # nor if it would delay these claims
     in_line: bool = field(init=False)  # all wait in one line: in which queue does not matter
     has_plugins: bool = field(init=False)  # the operator's own filters may read which queue that is
-    _ahead: Timeline | None = None
-    _spare: tuple[ClusterView, ClusterView] | None = None
-    _ends: dict[tuple[int, float | None], bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.has_plugins = bool(self.options.filters)
@@ -275,7 +252,9 @@ class PassState:
         if row is None:
             row = self.asks[ask] = AskInPass(ask)
         reason = row.reason or self._find_skip_reason(row, entry)
-        if reason is not None and reason is row.reason:
+        if reason is not None and reason.code in ("room", "kept") and row.may_claim and not self.profile.is_full:
+            self._claim_or_wait(entry, row, self.turns.limit_to_quota(entry.request), reason)
+        elif reason is not None and reason is row.reason:
             self.waiting.append(Wait(entry, len(self.waiting) + 1, reason))  # of thousands nothing else is asked
         elif reason is not None:
             self._refuse_entry(entry, row, reason)
@@ -285,14 +264,14 @@ class PassState:
             row.wants = self.waiting[-1].reason.code != "never" and self.turns.count_waiting(entry.request)
 
     def _refuse_entry(self, entry: WaitingEntry, row: AskInPass, reason: WaitReason) -> None:
-        """Record that an entry waits. It becomes the head if its queue only lacks GPUs that jobs hold now."""
-        may_be_head = reason is row.refused and reason is not row.final and self.reservation is None
-        later = self.turns.make_later_request(entry.request) if may_be_head else None
+        """Record that an entry waits. It gets a claim if its queue only lacks GPUs that jobs hold now."""
+        may_claim = reason is row.refused and reason is not row.final and not self.profile.is_full
+        later = self.turns.make_later_request(entry.request) if may_claim else None
         if later is None or self._find_final_reason(later) is not None or fits_now(later, self.view, self.options):
             row.final = reason
             self._add_wait(entry, reason)
         else:
-            self._reserve_for_head(entry, later)
+            self._claim_or_wait(entry, row, later, reason)
 
     def _find_final_reason(self, request: PlacementRequest) -> WaitReason | None:
         wide, narrow = self.list_fit_keys(request)
@@ -313,12 +292,18 @@ class PassState:
             return row.reason
         if row.version != self.turns.version:
             self._record_allowance(row, entry.request)
-        if row.refused is not None or self.reservation is None:
+        if row.refused is not None or not self.late or not row.is_whole:
             return row.refused
-        late = self.late.get(wide) or self.late.get(narrow) if row.is_whole else None
-        if late is None or self._ends_in_time(row.ask.gpus, entry.request.limit_s):
-            return None
-        return late
+        return self._find_late_reason(
+            self.profile.find_delayed_claims(row.ask.gpus, entry.request.limit_s), wide, narrow
+        )
+
+    def _find_late_reason(self, delayed: int, wide: FitKey, narrow: FitKey) -> WaitReason | None:
+        """Return why a request cannot start if it would delay these claims, or None if it may be tried."""
+        for claims, failed in self.late.items():
+            if claims & delayed == claims and (reason := failed.get(wide) or failed.get(narrow)) is not None:
+                return reason
+        return None
 
     def _record_allowance(self, row: AskInPass, request: PlacementRequest) -> None:
         """Record whether the queue's quota allows the ask now, and whether it allows all of it."""
@@ -332,13 +317,13 @@ class PassState:
         assert not isinstance(allowed, str), allowed
         final = None if allowed is entry.request else self._find_final_reason(allowed)
         if final is not None:
-            self._add_wait(entry, final)
-        elif self.reservation is not None:
-            return self._backfill_entry(entry, allowed, self.reservation)
+            self._claim_or_wait(entry, row, allowed, final)
+        elif self.profile.claims:
+            return self._backfill_entry(entry, row, allowed)
         elif self._place_entry(entry, allowed, self.view):
             return True
         else:
-            self._reserve_for_head(entry, allowed)
+            self._add_claim(entry, allowed)
         return False
 
     def _place_entry(
@@ -365,12 +350,28 @@ class PassState:
         self.turns.record_placement(entry.request, decision)
         return True
 
-    def _reserve_for_head(self, entry: WaitingEntry, request: PlacementRequest) -> None:
-        """Reserve GPUs for an entry, which becomes the head.
+    def _claim_or_wait(
+        self, entry: WaitingEntry, row: AskInPass, request: PlacementRequest | str, reason: WaitReason
+    ) -> None:
+        """Give an entry that cannot start a claim, if there may be another one and its queue may hold it.
 
-        The entry gets no reservation if it never fits, or if its start time cannot be predicted.
+        request: the entry's request, limited to its quota. It is a sentence if the quota refuses it. reason: why the
+        entry cannot start.
         """
-        timeline = self._get_timeline()
+        if reason.code in ("never", "unknown") or self.profile.is_full or isinstance(request, str):
+            self._add_wait(entry, reason)
+        elif self.profile.claims and not self.turns.may_claim(request):
+            row.may_claim = False
+            self._add_wait(entry, reason)
+        else:
+            self._add_claim(entry, request)
+
+    def _add_claim(self, entry: WaitingEntry, request: PlacementRequest) -> None:
+        """Reserve GPUs for an entry. The first entry with a claim is the head.
+
+        The entry gets no claim if it never fits, or if its start time cannot be predicted.
+        """
+        timeline = self.profile.update_timeline(self.view, self.running)
         step = timeline.find_first_fit(request, self.options)
         if step is None and not request.gpus_per_node:
             reason = WaitReason("unknown", request, self.after)
@@ -382,13 +383,14 @@ class PassState:
             reason = WaitReason("never", request, self.after, said=said)
             self.final[self.make_failure_key(request, empty)] = reason
         else:
-            last, head = timeline.ahead[step - 1], WaitingEntry(request, entry.queued_ms)
-            reserved = make_reservation(head, timeline.make_view_after(step), last.end_ms, last.job, self.options)
-            self.reservation = (
-                reserved.copy_without_resources() if entry.request.request_id == self.dropped else reserved
-            )
-            self._propose_reclaim(request, last.end_ms, entry.queued_ms)
-            self._add_wait(entry, WaitReason("next", request, self.after, last.job), last.end_ms)
+            is_dropped, is_overdue = entry.request.request_id in self.dropped, self.turns.is_overdue(request)
+            claim = self.profile.add_claim(request, timeline, step, is_overdue, is_dropped)
+            number = len(self.profile.claims)
+            if number == 1:
+                self._propose_reclaim(request, claim.start_ms, entry.queued_ms)
+            if not self.profile.is_full:
+                self.turns.record_claim(request)
+            self._add_wait(entry, WaitReason("next", request, self.after, claim.blocker, number), claim.start_ms)
             return
         self._add_wait(entry, reason)
 
@@ -415,72 +417,28 @@ class PassState:
         if found.sends and found.victims is not None:
             self.view = hold_placement(self.view, request, found.victims.decision.ranks)
 
-    def _backfill_entry(self, entry: WaitingEntry, request: PlacementRequest, head: Reservation) -> bool:
-        in_time = self._ends_in_time(request.members.desired * request.gpus_per_node, request.limit_s)
-        wide, narrow = self.list_fit_keys(request)
-        late = self.late.get(wide) or self.late.get(narrow)
-        if late is not None and not in_time:
-            self._add_wait(entry, late)
+    def _backfill_entry(self, entry: WaitingEntry, row: AskInPass, request: PlacementRequest) -> bool:
+        """Place an entry if it fits without a delay of any claim. Returns whether it was placed."""
+        gpus = request.members.desired * request.gpus_per_node
+        delayed = self.profile.find_delayed_claims(gpus, request.limit_s)
+        late = self._find_late_reason(delayed, *self.list_fit_keys(request))
+        if late is not None:
+            self._claim_or_wait(entry, row, request, late)
             return False
         self.tries += 1
-        view = self.view if in_time else self._get_unreserved_view(head)
+        view = self.profile.make_free_view(self.view, delayed)
         if self._place_entry(entry, request, view):
             return True
-        if in_time:
-            reason = self._make_behind_reason("room", request)
-        else:
-            code: WaitCode = "kept" if fits_now(request, self.view, self.options) else "room"
-            reason = self._make_behind_reason(code, request)
-        failed = self.final if in_time else self.late
+        first = self.profile.find_first_delayed(request, self.view, delayed) if delayed else None
+        reason = self._make_behind_reason("room" if first is None else "kept", request, first or 0)
+        failed = self.late.setdefault(delayed, {}) if delayed else self.final
         failed[self.make_failure_key(request, view)] = reason
-        self._add_wait(entry, reason)
+        self._claim_or_wait(entry, row, request, reason)
         return False
 
-    def _ends_in_time(self, gpus: int, limit_s: float | None) -> bool:
-        """Return whether a job with this number of GPUs should end before the head starts.
-
-        If the head is overdue and the job has a time limit, the limit counts instead of the estimate. When hundreds
-        of jobs pass a large head, at least one of them runs longer than estimated.
-        """
-        assert self.reservation is not None
-        in_time = self._ends.get((gpus, limit_s))
-        if in_time is None:
-            promised = self.turns.is_overdue(self.reservation.entry.request)
-            likely_s = self.run_times.estimate_run_s(gpus, 0.9, limit_s=limit_s)
-            run_s = limit_s if promised and limit_s is not None else likely_s
-            in_time = self.options.now_ms + 1000 * run_s <= self.reservation.shadow_ms
-            self._ends[gpus, limit_s] = in_time
-        return in_time
-
-    def _get_timeline(self) -> Timeline:
-        """Return the timeline of the coming releases. It is computed again if the view has changed."""
-        if self._ahead is None or self._ahead.view is not self.view:
-            ahead = estimate_releases(self.view, self.running, self.run_times, self.options.now_ms)
-            self._ahead = Timeline(self.view, ahead)
-        return self._ahead
-
-    def _get_unreserved_view(self, head: Reservation) -> ClusterView:
-        """Return the view without the resources that the head has reserved."""
-        if self._spare is None or self._spare[0] is not self.view:
-            self._spare = self.view, head.subtract_from_view(self.view)
-        return self._spare[1]
-
-    def _make_behind_reason(self, code: WaitCode, request: PlacementRequest) -> WaitReason:
-        assert self.reservation is not None
-        return WaitReason(code, request, self.after, self.reservation.entry.request.job_name)
+    def _make_behind_reason(self, code: WaitCode, request: PlacementRequest, number: int = 0) -> WaitReason:
+        """Return the reason of an entry that waits behind a claim. number: counts claims from 0, the head's."""
+        return WaitReason(code, request, self.after, self.profile.claims[number].request.job_name, number + 1)
 
     def _add_wait(self, entry: WaitingEntry, reason: WaitReason, start_ms: int | None = None) -> None:
         self.waiting.append(Wait(entry, len(self.waiting) + 1, reason, start_ms))
-
-
-def make_reservation(
-    entry: WaitingEntry, view: ClusterView, shadow_ms: int, blocker: str, options: Options
-) -> Reservation:
-    """Return the reservation of the head of the queue.
-
-    view: the fleet as it should be at `shadow_ms`. blocker: the job that ends then.
-    """
-    gpus, members = find_claimed_gpus(entry.request, view, options)
-    cpus = np.multiply(members, entry.request.cpus or 0, dtype=np.float64)
-    memory_gib = np.multiply(members, entry.request.host_memory_gib or 0.0, dtype=np.float64)
-    return Reservation(entry, shadow_ms, blocker, gpus, cpus, memory_gib)

@@ -17,9 +17,9 @@ from fleetcast.placement.machines.words import describe_fitting_room, describe_n
 from fleetcast.placement.plan.turns import QueueTurns
 
 WaitCode = Literal["queue", "never", "next", "room", "kept", "untried", "unknown", "gone"]
-"""queue: its queue may have no more; never: it fits into no empty fleet; next: it is the head; room: too little is
-free; kept: what is free is kept for the head; untried: the pass had tried enough others; unknown: nobody knows when
-CPUs and host memory come free; gone: the file of queues does not name its queue any more."""
+"""queue: its queue may have no more; never: it fits into no empty fleet; next: GPUs are reserved for it; room: too
+little is free; kept: what is free is reserved for others; untried: the pass had tried enough others; unknown: nobody
+knows when CPUs and host memory come free; gone: the file of queues does not name its queue any more."""
 
 
 @dataclass(slots=True)
@@ -38,15 +38,16 @@ class StateAfterPass:
 class WaitReason(msgspec.Struct, gc=False):
     """The reason why a request waits.
 
-    request: one of the requests that share the reason. job: the head, or the job that the head waits
-    for. said: the sentence, if it is known already. at_limit: the cached value of `is_over_quota`, None
-    until a caller reads it.
+    request: one of the requests that share the reason. job: the job of the claim that is in the way, or the job that
+    the request's own claim waits for. number: that of the claim, from 1, the head's. said: the sentence, if it is
+    known already. at_limit: the cached value of `is_over_quota`, None until a caller reads it.
     """
 
     code: WaitCode
     request: PlacementRequest
     after: StateAfterPass
     job: str = ""
+    number: int = 1
     said: str = ""
     at_limit: bool | None = None
 
@@ -58,17 +59,20 @@ class WaitReason(msgspec.Struct, gc=False):
 
     def _make_sentence(self) -> str:
         if self.code == "kept":
-            return f"would fit, but on reserved GPUs: {self._head_phrase}, and should start before this job ends"
+            place = f"{self.job} is {self._rank_phrase}"
+            return f"would fit, but on reserved GPUs: {place}, and should start before this job ends"
         what = f"waits for {describe_needs(self.request)}"
         if self.code == "untried":
             allowed = self.after.turns.limit_to_quota(self.request)
             if isinstance(allowed, str):
                 return allowed
-            return f"{what}; not tried in this pass; {self._head_phrase}"
+            return f"{what}; not tried in this pass; {self.job} is {self._rank_phrase}"
         text = f"{what}; {self.after.describe_room(self.request)}"
         if self.code == "next":
-            return f"{text}; it is next, when {self.job} has ended"
-        return f"{text}; when more comes is not known" if self.code == "unknown" else f"{text}; {self._head_phrase}"
+            return f"{text}; it is {self._rank_phrase}, when {self.job} has ended"
+        if self.code == "unknown":
+            return f"{text}; when more comes is not known"
+        return f"{text}; {self.job} is {self._rank_phrase}"
 
     @property
     def is_over_quota(self) -> bool:
@@ -78,5 +82,5 @@ class WaitReason(msgspec.Struct, gc=False):
         return self.at_limit
 
     @property
-    def _head_phrase(self) -> str:
-        return f"{self.job} is next"
+    def _rank_phrase(self) -> str:
+        return "next" if self.number == 1 else f"number {self.number} of those with reserved GPUs"

@@ -60,6 +60,12 @@ class QueueTurns(Protocol):
     def limit_to_quota(self, request: PlacementRequest) -> PlacementRequest | str:
         """Return the request limited to its quota and to open nodes, or the reason why it cannot start."""
 
+    def may_claim(self, request: PlacementRequest) -> bool:
+        """Return whether the queue of a request could hold its GPUs besides those of the claims of this pass."""
+
+    def record_claim(self, request: PlacementRequest) -> None:
+        """Count the claim of a request against the further claims of its queue."""
+
     def is_at_limit(self, request: PlacementRequest) -> bool:
         """Return whether the request's queue, or a queue above it, has reached its limit."""
 
@@ -99,6 +105,10 @@ class QueueTurns(Protocol):
     def version(self) -> int:
         """A number that changes whenever `limit_to_quota` may give another answer."""
 
+    @property
+    def most_claims(self) -> int:
+        """The number of waiting requests for which a pass reserves GPUs."""
+
 
 @dataclass(frozen=True, slots=True)
 class SortKeys:
@@ -135,6 +145,12 @@ class OneLine:
     def limit_to_quota(self, request: PlacementRequest) -> PlacementRequest | str:
         return request
 
+    def may_claim(self, request: PlacementRequest) -> bool:
+        return True
+
+    def record_claim(self, request: PlacementRequest) -> None:
+        pass
+
     def is_at_limit(self, request: PlacementRequest) -> bool:
         return False
 
@@ -169,6 +185,10 @@ class OneLine:
     @property
     def version(self) -> int:
         return 0
+
+    @property
+    def most_claims(self) -> int:
+        return 1
 
 
 class TreeTurns:
@@ -205,6 +225,7 @@ class TreeTurns:
             for window, nodes in self._windows
         ]
         self.holds = dict(jobs or {})
+        self._with_claims: QueueStanding | None = None  # the queues as if they held the GPUs of their claims
 
     def make_fresh_copy(self) -> "TreeTurns":
         use, banked, jobs = self._state
@@ -272,6 +293,17 @@ class TreeTurns:
     def limit_to_quota(self, request: PlacementRequest) -> PlacementRequest | str:
         allowed = self.standing.limit_to_quota(request) if self._is_in_tree(request) else request
         return allowed if isinstance(allowed, str) else self.exclude_closed_nodes(allowed)
+
+    def may_claim(self, request: PlacementRequest) -> bool:
+        if self._with_claims is None or not self._is_in_tree(request):
+            return True
+        return self._with_claims.can_fit_later(request)
+
+    def record_claim(self, request: PlacementRequest) -> None:
+        self._with_claims = self._with_claims or self.standing.copy()
+        hold = self.find_hold(request)
+        if hold is not None:
+            self._with_claims.add_held(hold.leaf, hold.amounts)
 
     def make_later_request(self, request: PlacementRequest) -> PlacementRequest | None:
         return self.exclude_closed_nodes(request) if self.standing.can_fit_later(request) else None
@@ -382,6 +414,8 @@ class TreeTurns:
         amounts = sum_placed_amounts(decision, self.view)
         self.holds[request.job_name] = QueueHold(self.tree.find_request_leaf(request), amounts)
         self.standing.record_placement(request, amounts)
+        if self._with_claims is not None:
+            self._with_claims.add_held(self.holds[request.job_name].leaf, amounts)
 
     def find_hold(self, request: PlacementRequest) -> QueueHold | None:
         if not self._is_in_tree(request):
@@ -407,6 +441,10 @@ class TreeTurns:
     @property
     def version(self) -> int:
         return self.standing.version
+
+    @property
+    def most_claims(self) -> int:
+        return self.tree.policy.claims
 
 
 def is_reserved_for(window: Window, leaf: str) -> bool:

@@ -206,8 +206,7 @@ class ServedPlan:
         self._running = found.running
         for entry, decision in found.placed:
             started.append(self._record_start(entry, decision, before, now_ms))
-        head = found.reservation
-        self._grow_gangs(self.view if head is None else head.subtract_from_view(self.view), now_s)
+        self._grow_gangs(found.make_unclaimed_view(), now_s)
         return started
 
     def _grow_gangs(self, free: ClusterView, now_s: float) -> None:

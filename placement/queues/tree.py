@@ -61,13 +61,13 @@ class TreePolicy:
     """The policy of all queues.
 
     `unknown_queue`: the queue for requests that name an unknown queue. If it is "", such requests are refused.
-    claims: reserved for a later version, in which entries other than the head can claim GPUs.
+    claims: the number of waiting requests for which a pass reserves GPUs.
     """
 
     half_life_s: float = 168 * 3600.0
     order: LeafOrder = "shortest"
     max_wait_s: float = 24 * 3600.0
-    claims: int = 8
+    claims: int = 1
     unknown_queue: str = ""
     overcommit: bool = False
     reclaim: ReclaimPolicy = ReclaimPolicy()
@@ -333,8 +333,6 @@ def make_user_leaf(queue: str, user: str) -> str:
 def list_unused_settings(tree: QueueTree) -> list[str]:
     """Return a sentence for each setting of the file that has no effect yet."""
     notes = []
-    if tree.policy.claims != TreePolicy().claims:
-        notes.append("claims has no effect: GPUs are reserved for the head alone")
     if any(node.order == "attained" for node in tree.nodes):
         notes.append("order attained is fifo: no running job is stopped yet")
     if tree.policy.reclaim.mode == "off":

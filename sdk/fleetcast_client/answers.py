@@ -439,14 +439,15 @@ class QueueRow(TypedDict, total=False):
 class Queue(TypedDict, total=False):
     """The waiting requests of the placement engine, with the facts that decide when they start.
 
-    reservation: the reservation of the first request, None if it has none. backfill: free GPUs, and until when
-    other requests may use them. releases: running jobs, in the order of their ends. room: when a new request would
-    find a GPU. record: how accurate start times were.
+    reservations: those of the first requests. reservation: the first of them, None if there is none. backfill: free
+    GPUs, and until when other requests may use them. releases: running jobs, in the order of their ends. room: when a
+    new request would find a GPU. record: how accurate start times were.
     """
 
     as_of_ms: int
     rows: list[QueueRow]
     reservation: dict[str, Any] | None
+    reservations: list[dict[str, Any]]
     backfill: list[dict[str, Any]]
     releases: list[dict[str, Any]]
     room: dict[str, Any] | None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from fleetcast.fleet.requests import Decision, Gang, RankPlacement
-from fleetcast.placement.ahead.reservation import FreeWindow, HeadReservation, JobRelease
+from fleetcast.placement.ahead.reservation import FreeWindow, JobRelease, RequestReservation
 from fleetcast.placement.ahead.start_time import RoomForecast, StartBasis
 from fleetcast.placement.ledger.chain import ChainHead
 from fleetcast.placement.machines.fragmentation import PoolFragments
@@ -88,15 +88,16 @@ class StartTimesRecord(msgspec.Struct):
 class Queue(msgspec.Struct):
     """The waiting requests of the placement engine, with the facts that decide when they start.
 
-    reservation: the reservation of the first request, null if it has none. backfill: free GPUs, and until
-    when other requests may use them. releases: running jobs with p10, p50 and p90 of their ends, the
-    earliest first. room: when a new request would find a GPU. starts_as_of_ms: when the start times of the
-    rows were sampled, null before the first sampling.
+    reservations: those of the first requests, as many as the policy of the queues allows. reservation: the first of
+    them, null if there is none. backfill: free GPUs, and until when other requests may use them. releases: running
+    jobs with p10, p50 and p90 of their ends, the earliest first. room: when a new request would find a GPU.
+    starts_as_of_ms: when the start times of the rows were sampled, null before the first sampling.
     """
 
     as_of_ms: int
     rows: Sequence[QueueRow]
-    reservation: HeadReservation | None = None
+    reservation: RequestReservation | None = None
+    reservations: Sequence[RequestReservation] = ()
     backfill: Sequence[FreeWindow] = ()
     releases: Sequence[JobRelease] = ()
     room: RoomForecast | None = None

@@ -11,7 +11,7 @@ from fleetcast.placement.ahead.start_time import LEVELS
 from fleetcast.placement.engine import is_still_valid
 from fleetcast.placement.ledger.ledger import QueueEntry
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.plan.claims import Claims
+from fleetcast.placement.plan.dropped_claims import DroppedClaims
 from fleetcast.placement.plan.queue import ONE_LINE, Plan, Wait, WaitingEntry
 from fleetcast.placement.plan.timeline import add_request_placement
 from fleetcast.placement.plan.turns import QueueTurns
@@ -57,7 +57,7 @@ class RequestBacklog:
         self.turns: QueueTurns = ONE_LINE
         self.waits: dict[str, Wait] = {}
         self.stalled = ""
-        self.claims = Claims()
+        self.dropped_claims = DroppedClaims()
         self.planned: Plan | None = None  # the last pass, while something waits
         self.pass_ms: int | None = None  # when the last pass began
         self._growth = GrowthAdvisor(advisor.control, queues, advisor.executors)
@@ -97,7 +97,7 @@ class RequestBacklog:
         for entry, why in refused:
             self._decisions.refuse(entry.request, why, "queue")
             self._metrics.decisions.labels("refused", "queue").inc()
-        dropped = self.claims.choose_dropped_claim(entry.request.request_id for entry in wanted)
+        dropped = self.dropped_claims.choose_dropped_claims(entry.request.request_id for entry in wanted)
         turns, reclaim = self._queues.make_turns(observed), self._advisor.make_input(observed, options.now_ms)
         promises = self._view.promised_sets.make_promises(options.now_ms)
         return QueuePass(wanted, observed, options, turns, dropped, stranded, reclaim, promises)

@@ -57,9 +57,8 @@ class AfterPass(NamedTuple):
         """
         if planned is None:
             return cls(observed, turns, turns.standing, (), options)
-        view = planned.view if planned.reservation is None else planned.reservation.subtract_from_view(planned.view)
         waiting = [wait.entry.request for wait in planned.waiting]
-        return cls(replace(observed, view=view), turns, turns.standing, waiting, options)
+        return cls(replace(observed, view=planned.make_unclaimed_view()), turns, turns.standing, waiting, options)
 
     def may_hold(self, growths: Sequence[GangGrowth]) -> bool:
         """Return whether the queues may hold the GPUs of all these growths."""

@@ -61,17 +61,17 @@ def _list_starts(service: PlacementService, own: OwnQueues) -> list[PlannedStart
 
 def _find_next(service: PlacementService) -> NextRequest | None:
     planned, proposal = service.backlog.planned, service.advisor.proposal
-    head = planned.reservation if planned else None
-    if head is None or not service.ledger.is_queued(head.entry.request.request_id):
+    head = planned.head if planned else None
+    if head is None or not service.ledger.is_queued(head.request.request_id):
         return None
-    request = head.entry.request
+    request = head.request
     is_mine = proposal is not None and proposal.request.request_id == request.request_id
     victims = proposal.victims if proposal is not None and is_mine else None
     return NextRequest(
         request_id=request.request_id,
         job=request.job_name,
         queue=_find_queue(service, request),
-        start_ms=head.shadow_ms,
+        start_ms=head.start_ms,
         waits_for=head.blocker,
         sentence=service.advisor.describe_proposal(request.request_id),
         ranks=victims.decision.ranks if victims else (),

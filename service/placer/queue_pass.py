@@ -3,7 +3,7 @@
 It reads only objects that never change, so it may run in a thread.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fleetcast.placement.ledger.ledger import QueueEntry
@@ -27,7 +27,7 @@ class QueuePass:
     observed: ObservedFleet
     options: Options
     turns: QueueTurns = ONE_LINE
-    dropped: str = ""  # whose claim keeps nothing this time
+    dropped: Collection[str] = ()  # requests whose claims reserve nothing in this pass
     stranded: Sequence[tuple[QueueEntry, str]] = ()
     reclaim: ReclaimInput | None = None
     promises: Promises = field(default_factory=dict)

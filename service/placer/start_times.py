@@ -27,7 +27,7 @@ from fleetcast.placement.ahead.paths import Timelines, sample_timelines
 from fleetcast.placement.ahead.reservation import (
     JobRelease,
     compute_hold_probability,
-    describe_reservation,
+    describe_claim,
     estimate_job_releases,
     find_free_windows,
 )
@@ -154,7 +154,7 @@ class StartTimeSampler:
 
         paths, self._releases, newcomer = await asyncio.to_thread(sample)
         self.paths = paths
-        self._record_reservation_share(paths)
+        self._record_claim_shares(paths)
         self._end_finished_waits(paths)
         known = compute_start_times(paths)
         unknown = [name for name in paths.starts_s if name not in known]
@@ -167,14 +167,12 @@ class StartTimeSampler:
         self._took_s = self._at_s - began
         return paths
 
-    def _record_reservation_share(self, paths: Timelines) -> None:
-        """Record the share of sampled futures in which the queue's first request starts as reserved."""
+    def _record_claim_shares(self, paths: Timelines) -> None:
+        """Record the share of sampled futures in which each request with a claim starts as reserved."""
         planned = self.service.backlog.planned
-        if planned is not None and planned.reservation is not None:
-            head = planned.reservation.entry.request.request_id
-            self.service.backlog.claims.record_hold_probability(
-                head, compute_hold_probability(planned.reservation, paths)
-            )
+        if planned is not None:
+            holds_p = {claim.request.request_id: compute_hold_probability(claim, paths) for claim in planned.claims}
+            self.service.backlog.dropped_claims.record_hold_probabilities(holds_p)
 
     async def estimate(self, request: PlacementRequest) -> StartEstimate:
         """Estimate when a request would start.
@@ -245,17 +243,19 @@ class StartTimeSampler:
     def make_queue_answer(self, rows: Sequence[QueueRow]) -> Queue:
         """Make the answer to `GET /queue`.
 
-        It has the rows, the reservation of the first request, the room for backfill, and the GPUs that will
+        It has the rows, the reservations of the first requests, the room for backfill, and the GPUs that will
         become free.
         """
         planned, paths = self.service.backlog.planned, self.paths
         view = planned.view if planned else paths.view if paths else None
-        claim, now_ms = planned.reservation if planned else None, self.service.clock.now_ms()
+        claims, now_ms = planned.claims if planned else (), self.service.clock.now_ms()
+        reservations = [describe_claim(claim, planned.view, paths) for claim in claims] if planned else []
         return Queue(
             as_of_ms=now_ms,
             rows=rows,
-            reservation=describe_reservation(claim, planned.view, paths) if claim and planned else None,
-            backfill=find_free_windows(view, claim) if view else (),
+            reservation=reservations[0] if reservations else None,
+            reservations=reservations,
+            backfill=find_free_windows(view, claims) if view else (),
             releases=[
                 replace(row, ends_ms=clip_to_now(now_ms, row.ends_ms)) if row.ends_ms else row for row in self._releases
             ],

@@ -5,7 +5,7 @@ import pytest
 
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.ahead.paths import Timelines, sample_timelines
-from fleetcast.placement.ahead.reservation import describe_reservation, estimate_job_releases, find_free_windows
+from fleetcast.placement.ahead.reservation import describe_claim, estimate_job_releases, find_free_windows
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.plan.queue import Plan, WaitingEntry, plan
 from fleetcast.placement.plan.timeline import RunTimeQuantiles
@@ -39,7 +39,7 @@ def look(view: Any, left_h: tuple[float, float]) -> tuple[Plan, Timelines]:
 
 def test_a_reservation_holds_while_its_releases_come_in_time(view) -> None:
     planned, paths = look(view, (0.5, 2))
-    claim = describe_reservation(planned.reservation, view, paths)
+    claim = describe_claim(planned.head, view, paths)
     assert (claim.request_id, claim.waits_for, claim.gpus, claim.idle_gpus) == ("head", "a", 24, 16)
     assert claim.shadow_ms == NOW_MS + 3_600_000
     assert claim.holds_p == 1.0
@@ -47,20 +47,20 @@ def test_a_reservation_holds_while_its_releases_come_in_time(view) -> None:
 
 def test_a_reservation_holds_though_sampled_times_are_rounded(view) -> None:
     planned, paths = look(view, (1 + 0.5 / 3600, 2))
-    assert describe_reservation(planned.reservation, view, paths).holds_p == 1.0
+    assert describe_claim(planned.head, view, paths).holds_p == 1.0
 
 
 def test_a_reservation_decays_when_its_releases_come_late(view) -> None:
     planned, paths = look(view, (1.5, 3))
-    assert describe_reservation(planned.reservation, view, paths).holds_p == 0.0
-    assert describe_reservation(planned.reservation, view, None).holds_p is None
+    assert describe_claim(planned.head, view, paths).holds_p == 0.0
+    assert describe_claim(planned.head, view, None).holds_p is None
 
 
 def test_what_the_head_will_use_is_free_until_its_shadow_time(view) -> None:
     planned, _ = look(view, (1, 2))
-    (window,) = find_free_windows(planned.view, planned.reservation)
+    (window,) = find_free_windows(planned.view, planned.claims)
     assert (window.gpus, window.nodes, window.until_ms) == (16, 2, NOW_MS + 3_600_000)
-    (window,) = find_free_windows(view, None)
+    (window,) = find_free_windows(view, ())
     assert (window.gpus, window.nodes, window.until_ms) == (16, 2, None)
 
 

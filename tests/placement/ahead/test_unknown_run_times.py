@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.ahead.paths import Timelines, sample_timelines
-from fleetcast.placement.ahead.reservation import compute_hold_probability, describe_reservation, estimate_job_releases
+from fleetcast.placement.ahead.reservation import compute_hold_probability, describe_claim, estimate_job_releases
 from fleetcast.placement.ahead.start_time import compute_start_times, estimate_start, forecast_room
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.running_jobs import NO_RUNNING_JOBS, RunningJobs
@@ -127,9 +127,9 @@ def test_how_surely_a_reservation_holds_is_null_behind_an_unknown_run_time(busy_
         (SEEN, running(), "runs", "runs"),
     ):
         paths = played(busy_view, jobs, head, times=times)
-        reservation = paths.now.reservation
+        reservation = paths.now.head
         assert reservation is not None
-        found = describe_reservation(reservation, busy_view, paths)
+        found = describe_claim(reservation, busy_view, paths)
         assert (found.by, found.basis) == (by, basis)
         assert (compute_hold_probability(reservation, paths) is None) == (by is None) == (found.holds_p is None)
         assert ("run time is not known" in found.reason) == (by is None)

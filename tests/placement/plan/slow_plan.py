@@ -5,15 +5,17 @@ Two requests fail alike if the built-in filters read the same of both and no fil
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any, cast
 
 from fleetcast.fleet.requests import PlacementRequest, RankPlacement
-from fleetcast.placement.engine import decide, fits_now
+from fleetcast.placement.engine import decide, find_claimed_gpus, fits_now
 from fleetcast.placement.machines.filters import screen
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.running_jobs import RunningJobs
 from fleetcast.placement.machines.view import ClusterView
-from fleetcast.placement.plan.queue import BACKFILL_TRIES, Reservation, WaitingEntry, make_reservation
+from fleetcast.placement.plan.profile import Claim, subtract_claims
+from fleetcast.placement.plan.queue import BACKFILL_TRIES, WaitingEntry
 from fleetcast.placement.plan.timeline import (
     RunTimeQuantiles,
     Timeline,
@@ -46,7 +48,7 @@ class SlowPass:
     """The state of it. codes: request_id → why it waits, in order.
 
     known: form → `never` or `unknown`, once for a pass.
-    failed: forms that found no room. (form, False): forms that found none beside the head.
+    failed: (form, claims): forms that found no room without the GPUs of these claims.
     """
 
     view: ClusterView
@@ -56,7 +58,7 @@ class SlowPass:
     turns: QueueTurns
     placed: list[tuple[str, tuple[RankPlacement, ...]]] = field(default_factory=list)
     codes: dict[str, str] = field(default_factory=dict)
-    head: Reservation | None = None
+    claims: list[Claim] = field(default_factory=list)
     tries: int = 0
     failed: set[Any] = field(default_factory=set)
     known: dict[Any, str] = field(default_factory=dict)
@@ -80,21 +82,28 @@ class SlowPass:
     def code_of(self, request: PlacementRequest) -> str:
         """Why no request of its forms is tried in this pass; "" if one may be."""
         for form in self.forms(request):
-            if form in self.known or form in self.failed:
+            if form in self.known or (form, frozenset()) in self.failed:
                 return self.known.get(form, "room")
         return ""
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.claims) >= self.turns.most_claims
 
     def try_entry(self, entry: WaitingEntry) -> None:
         request = entry.request
         code = self.code_of(request)
+        allowed = self.turns.limit_to_quota(request)
+        if code == "room" and not isinstance(allowed, str):
+            code = self.claim_or(code, allowed)
         if not code:
-            allowed = self.turns.limit_to_quota(request)
             if isinstance(allowed, str):
                 self.codes[request.request_id] = "queue"
-                later = self.turns.make_later_request(request) if self.head is None else None
+                later = None if self.is_full else self.turns.make_later_request(request)
                 if later is None or self.code_of(later) or fits_now(later, self.view, self.options):
                     return
-                self.codes[request.request_id] = self.consider(entry, later)
+                code = self.claim_or("queue", later)
+                self.codes[request.request_id] = code
                 return
             code = self.consider(entry, allowed)
         if code:
@@ -105,44 +114,64 @@ class SlowPass:
     def consider(self, entry: WaitingEntry, request: PlacementRequest) -> str:
         """Why it waits; "" where it was placed."""
         if code := self.code_of(request):
+            return code if code in ("never", "unknown") else self.claim_or(code, request)
+        if self.claims:
+            return self.backfill(entry, request)
+        return "" if self.place(entry, request, self.view) else self.claim_or("room", request)
+
+    def claim_or(self, code: str, request: PlacementRequest) -> str:
+        """Why it waits, after it was given a claim if there may be another one and its queue may hold it."""
+        if self.is_full or (self.claims and not self.turns.may_claim(request)):
             return code
-        if self.head is not None:
-            return self.backfill(entry, request, self.head)
-        if self.place(entry, request, self.view):
-            return ""
-        ahead = Timeline(
-            self.view, estimate_releases(self.view, table_of(self.running), self.run_times, self.options.now_ms)
-        )
-        step = ahead.find_first_fit(request, self.options)
-        if step is None:
+        running = table_of(self.running)
+        ahead = Timeline(self.view, estimate_releases(self.view, running, self.run_times, self.options.now_ms))
+        if not fits_now(request, ahead.make_view_after(len(ahead.ahead)), self.options):
             code, view = (
                 ("never", ahead.make_view_after(len(ahead.ahead))) if request.gpus_per_node else ("unknown", self.view)
             )
             self.known[self.failed_form(request, view)] = code
             return code
-        last = ahead.ahead[step - 1]
-        self.head = make_reservation(
-            WaitingEntry(request, entry.queued_ms), ahead.make_view_after(step), last.end_ms, last.job, self.options
-        )
+        run_ms = round(1000 * self.likely_s(request))
+        ended = [(release.end_ms, step, release.job) for step, release in enumerate(ahead.ahead, 1)]
+        for claim in self.claims:
+            done = sum(release.end_ms <= claim.end_ms for release in ahead.ahead)
+            ended.append((claim.end_ms, done, claim.request.job_name))
+        for start_ms, step, job in sorted(ended, key=lambda row: row[:2]):  # noqa: B007
+            kept = [claim for claim in self.claims if claim.start_ms < start_ms + run_ms and claim.end_ms > start_ms]
+            view = subtract_claims(ahead.make_view_after(step), kept)
+            if fits_now(request, view, self.options):
+                break
+        gpus, members = find_claimed_gpus(request, view, self.options)
+        amounts = members * float(request.cpus or 0), members * float(request.host_memory_gib or 0.0)
+        overdue = self.turns.is_overdue(request)
+        self.claims.append(Claim(request, start_ms, start_ms + run_ms, job, overdue, gpus, *amounts))
+        if not self.is_full:
+            self.turns.record_claim(request)
         return "next"
 
-    def backfill(self, entry: WaitingEntry, request: PlacementRequest, head: Reservation) -> str:
+    def likely_s(self, request: PlacementRequest) -> float:
         gpus = request.members.desired * request.gpus_per_node
-        run_s = self.run_times.estimate_run_s(gpus, 0.9, limit_s=request.limit_s)
-        if request.limit_s is not None and self.turns.is_overdue(head.entry.request):
-            run_s = request.limit_s
-        in_time = self.options.now_ms + 1000 * run_s <= head.shadow_ms
-        if any((form, in_time) in self.failed for form in self.forms(request)):
-            return "room"
+        return self.run_times.estimate_run_s(gpus, 0.9, limit_s=request.limit_s)
+
+    def backfill(self, entry: WaitingEntry, request: PlacementRequest) -> str:
+        delayed = []
+        for claim in self.claims:
+            run_s = self.likely_s(request)
+            if request.limit_s is not None and claim.is_overdue:
+                run_s = request.limit_s
+            if self.options.now_ms + 1000 * run_s > claim.start_ms:
+                delayed.append(claim)
+        kept = frozenset(claim.request.request_id for claim in delayed)
+        if any((form, some) in self.failed for form in self.forms(request) for some in subsets(kept)):
+            return self.claim_or("room", request)
         if self.tries >= BACKFILL_TRIES:
             return "untried"
         self.tries += 1
-        view = self.view if in_time else head.subtract_from_view(self.view)
+        view = subtract_claims(self.view, delayed)
         if self.place(entry, request, view):
             return ""
-        form = self.failed_form(request, view)
-        self.failed.add(form if in_time else (form, False))
-        return "room"
+        self.failed.add((self.failed_form(request, view), kept))
+        return self.claim_or("room", request)
 
     def place(self, entry: WaitingEntry, request: PlacementRequest, view: ClusterView) -> bool:
         if not fits_now(request, view, self.options):
@@ -154,6 +183,10 @@ class SlowPass:
         self.placed.append((request.request_id, decision.ranks))
         self.turns.record_placement(entry.request, decision)
         return True
+
+
+def subsets(names: frozenset[str]) -> list[frozenset[str]]:
+    return [frozenset(some) for size in range(len(names) + 1) for some in combinations(names, size)]
 
 
 def slow_plan(
@@ -170,7 +203,7 @@ def slow_plan(
     ordered = turns.sort_entries(queue)
     for at, entry in enumerate(ordered):
         mine.try_entry(entry)
-        if mine.head is not None:
+        if mine.is_full:
             for behind in turns.sort_behind_head(ordered[at + 1 :]):
                 mine.try_entry(behind)
             break

@@ -30,6 +30,7 @@ TREE = (
     '[[reservation]]\nname = "kept"\nqueue = "a"\nnodes = ["n001"]\n'
     "from = 2027-01-15T00:00:00Z\nto = 2027-01-16T00:00:00Z\n"
 )
+MORE_CLAIMS = TREE.replace("[policy]\n", "[policy]\nclaims = 4\n")
 requests = st.fixed_dictionaries(
     {
         "gang": st.one_of(st.integers(1, 3), st.just(Gang(1, 5, 2))),
@@ -95,7 +96,7 @@ PART = {"gpu_share": 300, "gang": 2}, "a"
 
 
 @examples(375)
-@given(st.sampled_from(["", TREE]), free, queued, plugins)
+@given(st.sampled_from(["", TREE, MORE_CLAIMS]), free, queued, plugins)
 @example("", [[0, 8]], [(*ELASTIC, 0), *[(*CPUS, 0)] * 2, (*ELASTIC, 0), (*CPUS, 1), (*ELASTIC, 0), (*CPUS, 1)], ONE)
 @example(
     "", [[0, 8]], [(*ELASTIC, 0), (*PART, 0), (*CPUS, 0), (*ELASTIC, 0), (*CPUS, 1), (*ELASTIC, 0), (*CPUS, 1)], ONE
@@ -109,10 +110,10 @@ def test_the_pass_is_what_a_plain_pass_is(tree: str, nodes: list[list[int]], dra
     assert [(entry.request.request_id, decision.ranks) for entry, decision in found.placed] == expected.placed
     codes = {wait.entry.request.request_id: wait.reason.code.replace("kept", "room") for wait in found.waiting}
     assert list(codes.items()) == list(expected.codes.items())
-    assert (found.reservation is None) == (expected.head is None)
-    if found.reservation is not None and expected.head is not None:
-        assert found.reservation.shadow_ms == expected.head.shadow_ms
-        assert np.array_equal(found.reservation.gpus, expected.head.gpus)
+    assert [(one.request.request_id, one.start_ms, one.end_ms, one.blocker) for one in found.claims] == [
+        (one.request.request_id, one.start_ms, one.end_ms, one.blocker) for one in expected.claims
+    ]
+    assert all(np.array_equal(mine.gpus, other.gpus) for mine, other in zip(found.claims, expected.claims, strict=True))
     assert np.array_equal(found.view.milli, expected.view.milli)
     assert runs_of(found.running) == expected.running
     assert all(wait.why for wait in found.waiting)

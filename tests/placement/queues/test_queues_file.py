@@ -115,8 +115,8 @@ def test_prices_fall_back_to_those_of_any_gpu(teams: QueueTree) -> None:
 def test_what_has_no_effect_yet_is_told(teams: QueueTree) -> None:
     assert [note.partition(" ")[0] for note in list_unused_settings(teams)] == ["preempts"]
     assert list_unused_settings(read_queues("[queue.a]")) == []
-    policy = '[policy]\nclaims = 3\npreempt_gpu_h_per_h = 50\norder = "attained"\n[queue.a]'
-    words = ["claims", "order attained", "preempt_gpu_h_per_h"]
+    policy = '[policy]\npreempt_gpu_h_per_h = 50\norder = "attained"\n[queue.a]'
+    words = ["order attained", "preempt_gpu_h_per_h"]
     assert [
         note.partition(" has ")[0].partition(" is ")[0] for note in list_unused_settings(read_queues(policy))
     ] == words
@@ -151,6 +151,9 @@ def test_what_has_no_effect_yet_is_told(teams: QueueTree) -> None:
         ("[policy]\npreempt_after_s = nan\n[queue.a]", 2, "policy.preempt_after_s", "is nan"),
         ("[policy]\npreempt_gpu_h_per_h = -1\n[queue.a]", 2, "policy.preempt_gpu_h_per_h", "is -1"),
         ("[policy]\ndwell_s = -1\n[queue.a]", 2, "policy.dwell_s", "is -1"),
+        ("[policy]\nclaims = 0\n[queue.a]", 2, "policy.claims", "1..32 requests"),
+        ("[policy]\nclaims = 33\n[queue.a]", 2, "policy.claims", "1..32 requests"),
+        ("[policy]\nclaims = 2.5\n[queue.a]", 2, "policy.claims", "must be a whole number"),
         ("[policy]\nstops_a_day = 1.5\n[queue.a]", 2, "policy.stops_a_day", ""),
         ("[queue.a]\ncredits = {rate = 2, cap_gpu_h = 1}", 2, "queue.a.credits", "rate is 2"),
         ("[queue.a]\ncredits = {rate = 1, cap_gpu_h = 1}", 2, "queue.a.credits", "it has none: set guaranteed"),

@@ -95,7 +95,7 @@ def _check_gpus(site: Site, board: Board) -> None:
     view = site.placer.view.observe_fleet().view
     _check_queues(site, board, page)
     fragments = sum(row.free_gpus for row in measure_fragmentation(view, site.placer.make_options()))
-    assert free == gpus["free"] == sum(window.gpus for window in find_free_windows(view, None))
+    assert free == gpus["free"] == sum(window.gpus for window in find_free_windows(view, ()))
     taken = np.zeros((NODES, GPUS))
     np.add.at(taken, tuple(board.array("gpu.parts")[:, 1:3].T), board.array("gpu.parts")[:, 3])
     running = {row["job"] for row in board.json("doc.jobs") if row["state"] == "running"}

@@ -362,4 +362,4 @@ def test_a_claim_that_futures_doubt_keeps_nothing_in_the_next_pass(
     dropped = [
         begun.dropped for begun in (world.service.backlog.begin_pass(), world.service.backlog.begin_pass()) if begun
     ]
-    assert dropped == ["head", ""]
+    assert dropped == [{"head"}, set()]
