@@ -103,14 +103,14 @@ def read_jobs(folder: Path, names: Iterable[str], jobs: JobTable, is_old: bool =
     """
     awake: dict[str, bytes] = {}
     for name in names:
-        for row in _read_rows(folder / name):
+        rows = _read_rows(folder / name)
+        if is_old:
+            rows = [_JobRow(row.job, row.resting, rename_attempts(row.attempts, row.resting)) for row in rows]
+        for row in rows if awake or jobs.resting else ():  # nearly all jobs are in the first file
             awake.pop(row.job, None)
-            attempts = rename_attempts(row.attempts, row.resting) if is_old else row.attempts
             jobs.resting.pop(row.job, None)  # they lie in the order of their rest
-            if row.resting:
-                jobs.resting[row.job] = attempts
-            else:
-                awake[row.job] = attempts
+        jobs.resting.update({row.job: row.attempts for row in rows if row.resting})
+        awake.update({row.job: row.attempts for row in rows if not row.resting})
     for packed in awake.values():
         for attempt in decode_job(packed):
             jobs.add_attempt(attempt)

@@ -135,7 +135,6 @@ def reduce_garbage_collection() -> None:
     A tick makes many objects, and few of them are garbage. By default, collections took a sixth of a tick at
     10,000 GPUs. They also took most of the time in which a save copies tables.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
     gc.enable()
@@ -151,7 +150,7 @@ async def serve(config: Config, instance: int = 0) -> None:
     raise_open_file_limit()
     clock = config.make_clock()
     topology = load_topology(Path(config.fleet.topology)) if config.fleet.topology else Topology.build([])
-    gc.disable()  # what is restored is no garbage
+    gc.disable()  # what is imported and restored is no garbage, and a collection visits a whole fleet
     share = Share.from_topology(instance, config.pipeline.instances, topology)
     pipeline = Pipeline(config, clock, topology, functools.partial(open_sources, config, clock, share=share), share)
 
