@@ -7,7 +7,7 @@ import numpy as np
 from msgspec import structs
 
 from fleetcast.fleet.requests import WHOLE_GPU, PlacementRequest, RankPlacement
-from fleetcast.placement.actions.action import ActionCost, ActionKind, ActionReason, JobAction
+from fleetcast.placement.actions.action import ActionKind, ActionReason, JobAction
 from fleetcast.placement.engine import fits_now
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.words import format_count
@@ -18,7 +18,7 @@ from fleetcast.placement.plan.turns import TreeTurns
 from fleetcast.placement.reclaim.cost import StopCosts
 from fleetcast.placement.reclaim.room import HostAmounts
 from fleetcast.service.answers.placements import MovesAdvice
-from fleetcast.service.placer.reclaim import ADVICE, LASTS_MS, list_job_ranks
+from fleetcast.service.placer.reclaim import ADVICE, LASTS_MS, make_whole_job_action
 from fleetcast.service.placer.reclaim_preview import make_previewed_action
 from fleetcast.service.placer.service import PlacementService
 from fleetcast.service.placer.view import ObservedFleet
@@ -78,7 +78,7 @@ class MovesAdvisor:
             if entry.request.request_id not in promised and _is_whole(entry.request)
             if not isinstance(request := turns.limit_to_quota(entry.request), str)
         ]
-        starts = {one.request_id: service.backlog.find_start_ms(one.request_id, now_ms) for one in allowed}
+        starts = {request.request_id: service.backlog.find_start_ms(request.request_id, now_ms) for request in allowed}
         return MovesInput(
             sorted(allowed, key=lambda request: -_count_gpus(request)),
             observed,
@@ -102,7 +102,7 @@ def advise_moves(facts: MovesInput) -> MovesAdvice:
     view = facts.observed.view
     free = int(view.free[view.is_open].sum())
     fitting = [request for request in facts.waiting if _count_gpus(request) <= free][:MOST_TRIED]
-    request = next((one for one in fitting if not fits_now(one, view, facts.options)), None)
+    request = next((gang for gang in fitting if not fits_now(gang, view, facts.options)), None)
     if request is None:
         sentence = f"no gang waits that needs another shape of the {free:,} free GPUs"
         return MovesAdvice(code="none_waits", sentence=sentence)
@@ -121,14 +121,11 @@ def advise_moves(facts: MovesInput) -> MovesAdvice:
     if isinstance(found, NoMoves):
         sentence = f"no moves let {request.request_id} in: {_explain_failure(found)}"
         return structs.replace(advice, code=found.code, sentence=sentence)
-    actions = [
-        _make_action(name, places, request, facts.observed, costs, now_ms)
-        for name, places in sorted(found.places.items())
-    ]
+    moves = [_make_move(name, places, request, facts, costs) for name, places in sorted(found.places.items())]
     return structs.replace(
         advice,
         sentence=_describe_moves(advice, found),
-        moves=[make_previewed_action(action) for action in actions],
+        moves=[make_previewed_action(move) for move in moves],
         cost_gpu_s=found.cost_gpu_s,
         ranks=found.decision.ranks,
     )
@@ -144,29 +141,20 @@ def _find_moves(request: PlacementRequest, facts: MovesInput, costs: StopCosts) 
     return find_moves(request, view, cost, shapes, facts.options, host)
 
 
-def _make_action(
-    name: str,
-    places: tuple[RankPlacement, ...],
-    request: PlacementRequest,
-    observed: ObservedFleet,
-    costs: StopCosts,
-    now_ms: int,
+def _make_move(
+    name: str, places: tuple[RankPlacement, ...], request: PlacementRequest, facts: MovesInput, costs: StopCosts
 ) -> JobAction:
-    jobs, row = observed.jobs, observed.jobs.row[name]
-    return JobAction(
-        kind=ActionKind.MOVE,
-        job=name,
-        attempt=int(jobs.attempt[row]),
-        queue=jobs.leaf[row],
-        gpus=float(jobs.gpus[row]),
-        ranks=list_job_ranks(observed.view, name),
-        places=places,
-        executor=ADVICE,
-        by_ms=now_ms + LASTS_MS,
+    move = make_whole_job_action(
+        ActionKind.MOVE,
+        name,
+        facts.observed,
+        costs,
         reason=ActionReason("fragments"),
-        cost=ActionCost(lost=float(costs.lost[row]), restart=float(costs.restart[row]), wait=float(costs.wait[row])),
         payer=request.request_id,
+        executor=ADVICE,
+        by_ms=facts.options.now_ms + LASTS_MS,
     )
+    return structs.replace(move, places=places)
 
 
 def _explain_failure(found: NoMoves) -> str:

@@ -1,6 +1,6 @@
-"""The running jobs to stop: each pass proposes actions for the head of the queue, and records them.
+"""The proposals to stop running jobs: each pass makes them for the head of the queue.
 
-In the mode "advise" nobody carries them out. In the mode "act" a pass's whole set is sent to executors, or none of it.
+In the mode "advise" no executor gets them. In the mode "act" a pass's whole set is sent to executors, or none of it.
 An action that was not sent is withdrawn as soon as a pass no longer proposes it.
 """
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from fleetcast.fleet.requests import WHOLE_GPU, RankPlacement
 from fleetcast.placement.actions.action import ActionCost, ActionKind, ActionReason, JobAction, RejectedSet
@@ -16,6 +17,7 @@ from fleetcast.placement.machines.slots import list_held_parts
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.reclaiming import ReclaimInput, ReclaimProposal
 from fleetcast.placement.queues.tree import ReclaimPolicy
+from fleetcast.placement.reclaim.cost import StopCosts
 from fleetcast.placement.reclaim.eligibility import Eligibility
 from fleetcast.service.placer.actions import ActionControl
 from fleetcast.service.placer.executors import ExecutorChoice
@@ -23,7 +25,7 @@ from fleetcast.service.placer.promised_sets import FAILED, PromisedSet, Promised
 from fleetcast.service.placer.queues import ServedQueues
 from fleetcast.service.placer.view import ObservedFleet
 
-ADVICE = "advice"  # the executor of actions that nobody carries out
+ADVICE = "advice"  # in place of an executor: the action is only advice
 LASTS_MS = 3_600_000  # a proposal that no pass has withdrawn by then expires
 SENT_MS = 600_000  # beyond the grace: an action that was sent expires by then
 REASONS = {Eligibility.RECLAIM: "guarantee", Eligibility.PREEMPT: "class"}
@@ -182,6 +184,7 @@ def make_actions(
     if found is None or costs is None:
         return []
     jobs = observed.jobs
+    by_ms = now_ms + LASTS_MS if by_ms is None else by_ms
     rejected = tuple(
         RejectedSet(
             jobs=lost.jobs,
@@ -200,7 +203,7 @@ def make_actions(
             gpus=float(shrink.gpus),
             ranks=shrink.ranks,
             executor=find_executor(ActionKind.SHRINK, shrink.job, now_ms),
-            by_ms=now_ms + LASTS_MS if by_ms is None else by_ms,
+            by_ms=by_ms,
             reason=ActionReason(REASONS.get(shrink.kind, SURPLUS), numbers),
             cost=ActionCost(restart=shrink.cost_gpu_s),
             payer=proposal.request.request_id,
@@ -209,26 +212,46 @@ def make_actions(
         for shrink in proposal.shrinks
     ]
     for name, kind in zip(found.chosen.jobs, proposal.kinds, strict=True):
-        row = jobs.row[name]
-        terms = float(costs.lost[row]), float(costs.restart[row]), float(costs.wait[row])
-        actions.append(
-            JobAction(
-                kind=ActionKind.PREEMPT,
-                job=name,
-                attempt=int(jobs.attempt[row]),
-                queue=jobs.leaf[row],
-                gpus=float(jobs.gpus[row]),
-                ranks=list_job_ranks(observed.view, name),
-                executor=find_executor(ActionKind.PREEMPT, name, now_ms),
-                by_ms=now_ms + LASTS_MS if by_ms is None else by_ms,
-                reason=ActionReason(REASONS[kind], numbers),
-                cost=ActionCost(lost=terms[0], restart=terms[1], wait=terms[2]),
-                payer=proposal.request.request_id,
-                grace_s=policy.grace_s,
-                rejected=rejected,
-            )
+        stop = make_whole_job_action(
+            ActionKind.PREEMPT,
+            name,
+            observed,
+            costs,
+            reason=ActionReason(REASONS[kind], numbers),
+            payer=proposal.request.request_id,
+            executor=find_executor(ActionKind.PREEMPT, name, now_ms),
+            by_ms=by_ms,
         )
+        actions.append(structs.replace(stop, grace_s=policy.grace_s, rejected=rejected))
     return actions
+
+
+def make_whole_job_action(
+    kind: ActionKind,
+    name: str,
+    observed: ObservedFleet,
+    costs: StopCosts,
+    *,
+    reason: ActionReason,
+    payer: str,
+    executor: str,
+    by_ms: int,
+) -> JobAction:
+    """Return an action on all ranks of a running job, with the cost of stopping it. by_ms: Unix ms."""
+    jobs, row = observed.jobs, observed.jobs.row[name]
+    return JobAction(
+        kind=kind,
+        job=name,
+        attempt=int(jobs.attempt[row]),
+        queue=jobs.leaf[row],
+        gpus=float(jobs.gpus[row]),
+        ranks=list_job_ranks(observed.view, name),
+        executor=executor,
+        by_ms=by_ms,
+        reason=reason,
+        cost=ActionCost(lost=float(costs.lost[row]), restart=float(costs.restart[row]), wait=float(costs.wait[row])),
+        payer=payer,
+    )
 
 
 def list_job_ranks(view: ClusterView, job: str) -> tuple[RankPlacement, ...]:
