@@ -2,8 +2,7 @@
 
     placer: action sent → Executor.send → accept or refuse → telemetry and job events show that it happened
 
-An executor only carries out. It decides nothing, and it never frees a GPU: GPUs are free when the board shows
-that they are.
+An executor decides nothing, and it never declares a GPU free: a GPU is free when the board shows it idle.
 """
 
 from collections.abc import Sequence
@@ -34,22 +33,29 @@ class ActionOrder(NamedTuple):
 
 
 class SendOutcome(StrEnum):
-    """The outcome of a sending.
+    """The outcome of a call for one action.
 
-    TAKEN: the system carries the action out. REFUSED: it will not. UNREACHABLE: it did not answer, so the caller
-    sends again.
+    ACCEPTED: the system carries the action out. REFUSED: it will not. UNREACHABLE: it did not answer, so the caller
+    repeats the call.
     """
 
-    TAKEN = "taken"
+    ACCEPTED = "accepted"
     REFUSED = "refused"
     UNREACHABLE = "unreachable"
 
 
 class SendReply(NamedTuple):
-    """The reply to a sending. why: the reason for a refusal, in the words of the other system."""
+    """The reply of an executor about one action. why: the reason if it is not accepted, in the other system's words."""
 
     outcome: SendOutcome
     why: str = ""
+
+
+ACCEPTED = SendReply(SendOutcome.ACCEPTED)
+
+
+def make_refusal(why: str) -> SendReply:
+    return SendReply(SendOutcome.REFUSED, why)
 
 
 class Executor(Protocol):
@@ -67,8 +73,8 @@ class Executor(Protocol):
     async def follow(self, orders: Sequence[ActionOrder]) -> Sequence[SendReply]:
         """Continue the actions that were sent, and return one reply for each, in order.
 
-        A step that must wait, such as the end of a grace, is made in a later call. A reply with REFUSED ends the
-        action.
+        A step that must wait, for example for the end of the grace, is made in a later call. A reply with REFUSED ends
+        the action.
         """
 
     async def close(self) -> None:

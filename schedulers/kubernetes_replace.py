@@ -8,6 +8,7 @@ import msgspec
 from fleetcast.schedulers.kubernetes_stop import PodToleration, StoppableJob, StoppablePod, StoppableWorkload, parse_ms
 
 KEEPS_OUT = frozenset({"NoSchedule", "NoExecute"})
+COUNTS_AS_FAILED = "an evicted pod would count as failed: its podFailurePolicy does not ignore DisruptionTarget"
 
 
 class _Taint(msgspec.Struct):
@@ -92,12 +93,12 @@ def choose_replace_method(
     *,
     is_all: bool,
 ) -> ReplaceMethod | str:
-    """Return what to replace, or the reason why the Job cannot be repaired.
+    """Return what to replace, or why nothing can be replaced.
 
     lost: the named nodes that are not ready. named: all nodes of the action. is_all: they are all nodes of the Job.
 
-    Kueue gives a topology-aware workload another node for one node that is not ready. It evicts the whole workload if
-    there are more, and holds new pods to a node that is ready.
+    If one node of a topology-aware workload is not ready, Kueue gives the workload another node. If more are not ready,
+    Kueue evicts the whole workload. It pins new pods to the old node as long as that node is ready.
     """
     if is_all:
         return ReplaceMethod.GANG
@@ -107,9 +108,6 @@ def choose_replace_method(
     if job.ignores_disruptions and (swaps or not workload.is_topology_aware):
         return ReplaceMethod.PODS
     return ReplaceMethod.GANG
-
-
-COUNTS_AS_FAILED = "an evicted pod would count as failed: its podFailurePolicy does not ignore DisruptionTarget"
 
 
 def list_lost_pods(pods: Sequence[StoppablePod], nodes: Mapping[str, HostNode], now_ms: int) -> list[StoppablePod]:

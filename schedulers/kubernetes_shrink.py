@@ -10,7 +10,7 @@ POD_INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 def plan_shrink(job: StoppableJob, pods: Sequence[StoppablePod], nodes: Collection[str]) -> int | str:
-    """Return the size of a Job without its pods on some nodes, or why it cannot give up these.
+    """Return the number of pods of a Job without those on some nodes, or why it cannot give these up.
 
     pods: those that have not ended. The Job controller always removes the pods with the highest indexes.
     """

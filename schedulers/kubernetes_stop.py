@@ -21,7 +21,7 @@ class StopMark(msgspec.Struct, frozen=True):
 
     by_ms: Unix ms at which the Job is resumed at the latest. pods: name → UID of the pods that are stopped.
     workload: the name of Kueue's workload, or "". is_done: every pod is evicted, and no new pod starts. restarts: the
-    Job is resumed as soon as these pods are gone. only_pods: the Job is not stopped, these pods alone are replaced.
+    Job is resumed as soon as these pods are gone. only_pods: the Job itself is not stopped, only these pods are.
     """
 
     action: str
@@ -321,8 +321,8 @@ def explain_own_preemption(workload: StoppableWorkload, queues: Sequence[KueueCl
     name = workload.status.admission.cluster_queue if workload.status.admission else ""
     cohort = next((queue.cohort for queue in queues if queue.metadata.name == name), "")
     for queue in queues:
-        beside = queue.metadata.name == name or (cohort and queue.cohort == cohort)
-        if beside and queue.own_preemption:
+        shares_quota = queue.metadata.name == name or (cohort and queue.cohort == cohort)
+        if shares_quota and queue.own_preemption:
             return f"ClusterQueue {queue.metadata.name} preempts by itself ({queue.own_preemption})"
     return ""
 

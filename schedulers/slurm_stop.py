@@ -1,7 +1,7 @@
 """The marks by which the Slurm executor recognizes its own stops: texts at the end of a job's AdminComment.
 
-A mark holds all that a later step needs, so a restart of Fleetcast forgets nothing. The text before it belongs to
-somebody else and stays.
+A mark holds all that a later step needs, so it survives a restart of Fleetcast. The text before it belongs to others
+and stays.
 """
 
 import re
@@ -16,7 +16,7 @@ _MARK = re.compile(
     r"attempt (\d+), since (\d+), grace (\d+), until (\d+), nodes (\S+), for (\S+)$"
 )
 PENDING, REPLACE = "PENDING", "replace"
-NO_PAYER, REQUEST = "-", "request"  # in place of a Slurm job: no payer, and a payer that is none of Slurm's jobs
+NO_PAYER, REQUEST = "-", "request"  # in place of a Slurm job: no payer, and a payer outside Slurm
 
 
 class SlurmStop(NamedTuple):
@@ -47,7 +47,7 @@ class SlurmStop(NamedTuple):
 
 
 def parse_slurm_job(name: str, prefix: str) -> str:
-    r"""Return Slurm's id of a job, or "" if the name is none of Slurm's.
+    r"""Return Slurm's id of a job, or "" if the name is not one of a Slurm job.
 
     >>> parse_slurm_job("\nsite-7_2", "site-"), parse_slurm_job("train", "")
     ('7_2', '')
@@ -100,7 +100,7 @@ def find_attempt(job: ControlledJob) -> int:
 
 
 def is_replaced(job: ControlledJob) -> bool:
-    """Return whether a running job will be requeued for other nodes."""
+    """Return whether a job is being moved to other nodes."""
     stop = parse_stop(job.admin_comment)
     return stop is not None and stop.kind == REPLACE
 

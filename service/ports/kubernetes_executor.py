@@ -4,11 +4,11 @@
     any other Job                  mark → suspend                        resume: unsuspend
     Job under Kueue                mark → spec.active = false            resume: spec.active = true
 
-A JobSet is like any other Job: it suspends its Jobs. A suspended Job deletes its pods, and they have their own
-grace. These pods do not count as failed, evicted pods would. Nothing is written before every check has passed, so a
-refusal leaves the gang as it was. The mark on the Job makes each step repeatable. A stopped Job is resumed once the
-payer's Job has its nodes, and at `by_ms` at the latest. A gang that only restarts elsewhere is resumed once its pods
-are gone.
+A JobSet is treated like any other Job: it suspends its Jobs. A suspended Job deletes its pods, which end within
+their own grace and do not count as failed. Evicted pods would count. Nothing is written before every check has
+passed, so a refusal leaves the gang as it was. The mark on the Job makes each step repeatable. A stopped Job is
+resumed once the payer's Job has its nodes, and at `by_ms` at the latest. A gang that only restarts elsewhere is
+resumed once its pods are gone.
 """
 
 import asyncio
@@ -22,7 +22,8 @@ import msgspec
 from fleetcast.clients.kube_api import KubeAccount, KubeApi, KubeRefused
 from fleetcast.fleet.errors import SourceError
 from fleetcast.ingest.preemptible import LABEL, parse_preemptible
-from fleetcast.schedulers.executor import ActionOrder, SendOutcome, SendReply
+from fleetcast.placement.actions.action import ActionKind
+from fleetcast.schedulers.executor import ACCEPTED, ActionOrder, SendOutcome, SendReply, make_refusal
 from fleetcast.schedulers.kubernetes_replace import (
     HostNode,
     ReplaceMethod,
@@ -47,10 +48,9 @@ from fleetcast.service.ports.kube_objects import check_server_address
 
 logger = logging.getLogger(__name__)
 
-PREEMPT, REPLACE, SHRINK = "preempt", "replace", "shrink"
+KINDS = frozenset({ActionKind.PREEMPT, ActionKind.REPLACE, ActionKind.SHRINK})
 TOO_MANY, SERVER_FAULT = 429, 500
-TRIES = 5  # of a mark, when a controller writes to the Job at the same time
-TAKEN = SendReply(SendOutcome.TAKEN)
+TRIES = 5  # further tries to write a mark while a controller writes to the Job
 
 
 class KubernetesExecutorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,12 +88,12 @@ class KubernetesExecutor:
 
     def explain_inability(self, kind: str, job: str) -> str:
         if parse_job_name(job, self._prefix) is None:
-            return f"not named like {self._prefix}NAMESPACE/NAME"
-        return "" if kind in (PREEMPT, REPLACE, SHRINK) else f"the executor kubernetes cannot {kind} a Job"
+            return f"{job!r} is not named like {self._prefix}NAMESPACE/NAME, as Jobs of Kubernetes are"
+        return "" if kind in KINDS else f"the executor kubernetes cannot {kind} a Job"
 
     async def send(self, order: ActionOrder) -> SendReply:
         if why := self.explain_inability(order.kind, order.job):
-            return _refuse(why)
+            return make_refusal(why)
         return await _answer(self._begin(order, self._locate_job(order.job)))
 
     async def follow(self, orders: Sequence[ActionOrder]) -> Sequence[SendReply]:
@@ -115,16 +115,20 @@ class KubernetesExecutor:
         """
         job = await self._jobs.read_job(address)
         if job is None:
-            return _refuse("the cluster has no such Job")
+            return make_refusal("the cluster has no such Job")
         if job.mark and job.mark.action == order.action_id:
             return await self._continue(job, job.mark, order.grace_s)
         if job.is_stopped_by_us:
-            return _refuse("another action has stopped it")
+            return make_refusal("another action has stopped it")
         pods = await self._jobs.list_pods(job)
-        plans = {PREEMPT: self._plan_stop, REPLACE: self._plan_replacement, SHRINK: self._plan_shrink}
-        plan = await plans[order.kind](order, job, pods)
+        planners = {
+            ActionKind.PREEMPT: self._plan_stop,
+            ActionKind.REPLACE: self._plan_replacement,
+            ActionKind.SHRINK: self._plan_shrink,
+        }
+        plan = await planners[ActionKind(order.kind)](order, job, pods)
         if isinstance(plan, str):
-            return _refuse(plan)
+            return make_refusal(plan)
         mark, version = plan.mark, job.metadata.resource_version
         try:
             job = await self._jobs.write_mark(job, mark, is_open=not mark.only_pods, spec=plan.spec, version=version)
@@ -135,7 +139,7 @@ class KubernetesExecutor:
         return await self._continue(job, mark, order.grace_s)
 
     async def _plan_stop(self, order: ActionOrder, job: StoppableJob, pods: Sequence[StoppablePod]) -> _Plan | str:
-        """Return how to stop a Job, or why the Job is not stopped. Raises SourceError or KubeRefused."""
+        """Return how to stop a Job, or why it must not be stopped. Raises SourceError or KubeRefused."""
         pods = [pod for pod in pods if pod.is_active]
         workload = await self._jobs.find_workload(job)
         why = _explain_protection(job, pods) or explain_other_places(pods, {rank.node for rank in order.ranks})
@@ -195,17 +199,17 @@ class KubernetesExecutor:
         return why or _Plan(mark, {"parallelism": size, "completions": size})
 
     async def _follow_one(self, order: ActionOrder) -> SendReply:
-        """Continue an action. The reply is TAKEN if the Job has ended meanwhile."""
+        """Continue an action. The reply is ACCEPTED if the Job has ended meanwhile."""
         address = parse_job_name(order.job, self._prefix)
         job = await self._jobs.read_job(address) if address else None
         if job is None or job.mark is None or job.mark.action != order.action_id:
-            return TAKEN
+            return ACCEPTED
         return await self._continue(job, job.mark, order.grace_s)
 
     async def _continue(self, job: StoppableJob, mark: StopMark, grace_s: float) -> SendReply:
         """Make the remaining steps of an action. Raises SourceError or KubeRefused."""
         if mark.is_done or not (mark.only_pods or job.is_stopped_by_us):
-            return TAKEN
+            return ACCEPTED
         if mark.workload:
             await self._jobs.set_workload_active(job, mark, is_active=False)
             return await self._write_done(job, mark)
@@ -214,7 +218,7 @@ class KubernetesExecutor:
         is_other = any(pod.spec.node_name for uid, pod in pods.items() if uid not in mark.pods.values())
         if is_other and not mark.only_pods:
             await self._jobs.write_mark(job, mark, is_open=False)
-            return _refuse("another attempt runs meanwhile")
+            return make_refusal("another attempt runs meanwhile")
         left = {name: uid for name, uid in mark.pods.items() if uid in pods}
         if job.ignores_disruptions and (why := await self._jobs.evict(job.metadata.namespace, left, grace_s)):
             raise SourceError(f"some pods are not evicted yet: {why}")
@@ -222,12 +226,12 @@ class KubernetesExecutor:
             return await self._write_done(job, mark, {"suspend": True})
         if await self._are_gone(job, mark, present) and not left:
             return await self._write_done(job, mark)
-        return TAKEN
+        return ACCEPTED
 
     async def _write_done(self, job: StoppableJob, mark: StopMark, spec: Mapping[str, Any] | None = None) -> SendReply:
         done = msgspec.structs.replace(mark, is_done=True)
         await self._jobs.write_mark(job, done, is_open=not mark.only_pods, spec=spec)
-        return TAKEN
+        return ACCEPTED
 
     async def _resume_jobs(self) -> None:
         """Resume each stopped Job that may start again, or whose action has expired."""
@@ -253,7 +257,7 @@ class KubernetesExecutor:
         return await self._has_nodes(mark.payer)
 
     async def _are_gone(self, job: StoppableJob, mark: StopMark, pods: Sequence[StoppablePod]) -> bool:
-        """Return whether all pods of a mark have ended. Pods on lost nodes are ended after their grace."""
+        """Return whether all pods of a mark have ended, after recording as failed those that a lost node cannot end."""
         left = [pod for pod in pods if pod.metadata.uid in mark.pods.values() and not pod.has_ended]
         deleted = {pod.spec.node_name for pod in left if pod.spec.node_name and not pod.is_active}
         lost = list_lost_pods(left, await self._read_nodes(deleted), self._now_ms())
@@ -296,7 +300,3 @@ async def _answer(reply: Awaitable[SendReply]) -> SendReply:
     except KubeRefused as error:
         may_pass = error.status in (CONFLICT, TOO_MANY) or error.status >= SERVER_FAULT
         return SendReply(SendOutcome.UNREACHABLE if may_pass else SendOutcome.REFUSED, str(error))
-
-
-def _refuse(why: str) -> SendReply:
-    return SendReply(SendOutcome.REFUSED, why)

@@ -2,16 +2,16 @@
 
     send     mark in AdminComment → nodes reserved for the payer → signal to the batch script
     follow   after the grace: requeuehold, scancel or NodeList=…; once the payer runs: release
-    grow     mark with the nodes before it → NumNodes=…, the size that these nodes and the new ones make
+    grow     mark with the job's present nodes → NumNodes=…, the number of these and the new nodes
 
-The mark of a growth makes its size absolute: sent again, it asks for no more nodes, whichever ones Slurm gave. It stays
-until the placer has stored the reply.
+The mark of a growth fixes the job's new size, so a growth that is sent again asks for no more nodes, whichever ones
+Slurm gave. It stays until the placer has stored the reply.
 
 The mark of a stop is written before the signal, so a signal is sent at most once. All later steps follow from what
 Slurm shows. The nodes are reserved from the first step on, so a job that ends within its grace frees them for the payer
 as well. A mark has times of the system clock, which outlive the process. Within a process the steady clock measures
-the grace, so a clock that is set neither shortens nor lengthens it. A job that gets other nodes is its own payer: its
-new and its healthy nodes are reserved until it runs there.
+the grace, so setting the system clock neither shortens nor lengthens it. For a job that gets other nodes, its new and
+its healthy nodes are reserved until it runs there.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ from fleetcast.fleet.clock import Clock, SystemClock
 from fleetcast.fleet.errors import ConfigError, RecordError, SourceError
 from fleetcast.ingest.preemptible import LABEL, find_in_comment, parse_preemptible
 from fleetcast.ingest.slurm.jobs import expand_node_list
-from fleetcast.schedulers.executor import ActionOrder, SendOutcome, SendReply
+from fleetcast.placement.actions.action import ActionKind
+from fleetcast.schedulers.executor import ACCEPTED, ActionOrder, SendOutcome, SendReply, make_refusal
 from fleetcast.schedulers.slurm_stop import (
     PENDING,
-    REPLACE,
     REQUEST,
     SlurmStop,
     add_stop,
@@ -46,14 +46,12 @@ from fleetcast.service.plugins import read_options
 
 logger = logging.getLogger(__name__)
 
-PREEMPT, SHRINK, GROW = "preempt", "shrink", "grow"
-KINDS = (PREEMPT, SHRINK, GROW, REPLACE)
+KINDS = frozenset({ActionKind.PREEMPT, ActionKind.SHRINK, ActionKind.GROW, ActionKind.REPLACE})
 NO_PREEMPTION = ("preempt/none", "(null)", "")
 RUNNING = "RUNNING"
 HOLD_S = 600  # how long nodes are reserved after the grace, at most
-CONFIG_S = 600.0  # how long Slurm's PreemptType is remembered
+CONFIG_S = 600.0  # between two readings of Slurm's PreemptType
 MOST_TIMEOUT_S = 10.0
-TAKEN = SendReply(SendOutcome.TAKEN)
 
 
 class SlurmExecutorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,21 +80,19 @@ class SlurmExecutor:
         self, slurm: SlurmJobCommands, prefix: str = "", signal: str = "USR1", clock: Clock | None = None
     ) -> None:
         self._slurm, self._prefix, self._signal, self._clock = slurm, prefix, signal, clock or SystemClock()
-        self._ends_ms: dict[str, tuple[float, float]] = {}  # action → steady end of its grace, and of its time
+        self._ends_ms: dict[str, tuple[float, float]] = {}  # action → end of its grace, and its expiry, steady clock
         self._own_preemption = ""
         self._config_s = -math.inf  # when PreemptType was read
         self._unheld: set[str] = set()  # actions whose nodes Slurm did not reserve
 
     def explain_inability(self, kind: str, job: str) -> str:
         if not parse_slurm_job(job, self._prefix):
-            return f"{job!r} is no job of Slurm" + (
-                f": it does not begin with {self._prefix!r}" if self._prefix else ""
-            )
+            return f"{job!r} is not named like {self._prefix}NUMBER, as jobs of Slurm are"
         return "" if kind in KINDS else f"Slurm cannot {kind} a running job"
 
     async def send(self, order: ActionOrder) -> SendReply:
         if why := self.explain_inability(order.kind, order.job):
-            return _refuse(why)
+            return make_refusal(why)
         return await _answer(self._begin(order, parse_slurm_job(order.job, self._prefix)))
 
     async def follow(self, orders: Sequence[ActionOrder]) -> Sequence[SendReply]:
@@ -124,26 +120,26 @@ class SlurmExecutor:
         """Check the job, mark it, and send it the signal. Raises SourceError or SlurmRefused."""
         job = await self._slurm.find_job(number)
         if job is None:
-            return _refuse(f"Slurm knows no job {number}")
+            return make_refusal(f"Slurm knows no job {number}")
         stop = parse_stop(job.admin_comment)
         if stop is not None and stop.action == order.action_id:
-            return TAKEN if order.kind != GROW else await self._grow(order, job, stop)
+            return ACCEPTED if order.kind != ActionKind.GROW else await self._grow(order, job, stop)
         nodes = _list_nodes(job)
         freed = _list_freed_nodes(order, nodes)
         why = _explain_refusal(job, order) or _explain_nodes(order, nodes, freed)
         if not why and stop is not None and not _has_happened(job, stop):
-            why = f"action {stop.action} on it goes on"
-        if not why and order.kind == PREEMPT:
+            why = f"action {stop.action} on the job has not ended"
+        if not why and order.kind == ActionKind.PREEMPT:
             why = await self._explain_own_preemption()
         if why:
-            return _refuse(why)
-        if order.kind == GROW:
+            return make_refusal(why)
+        if order.kind == ActionKind.GROW:
             return await self._grow(order, job, await self._mark(order, job, nodes))
         await self._mark_and_signal(order, job, freed)
-        return TAKEN
+        return ACCEPTED
 
     async def _grow(self, order: ActionOrder, job: ControlledJob, mark: SlurmStop) -> SendReply:
-        """Give a job its new size, unless it has it. Raises SourceError or SlurmRefused."""
+        """Give a job its new size, unless it has that size. Raises SourceError or SlurmRefused."""
         size = len({*mark.nodes, *(place.node for place in order.places)})
         if job.state == RUNNING and find_attempt(job) == mark.attempt and len(_list_nodes(job)) < size:
             try:
@@ -151,7 +147,7 @@ class SlurmExecutor:
             except SlurmRefused:
                 await self._slurm.change_job(job.id, admin_comment=remove_stop(job.admin_comment))
                 raise
-        return TAKEN
+        return ACCEPTED
 
     async def _mark(self, order: ActionOrder, job: ControlledJob, nodes: Sequence[str]) -> SlurmStop:
         """Write the mark of an action, and return it. nodes: those of the mark."""
@@ -165,7 +161,7 @@ class SlurmExecutor:
             grace_s=math.ceil(order.grace_s),
             until_s=max(now_s, order.by_ms // 1000),
             nodes=tuple(nodes),
-            payer=payer if order.kind not in (REPLACE, GROW) else "",
+            payer=payer if order.kind not in (ActionKind.REPLACE, ActionKind.GROW) else "",
         )
         self._measure_rest_s(stop)
         await self._slurm.change_job(job.id, admin_comment=add_stop(remove_stop(job.admin_comment), stop))
@@ -175,7 +171,7 @@ class SlurmExecutor:
         stop = await self._mark(order, job, freed)
         if stop.slurm_payer:
             await self._hold_nodes(stop, await self._slurm.find_job(stop.slurm_payer), await self._slurm.list_holds())
-        elif order.kind == REPLACE and order.places and job.user:
+        elif order.kind == ActionKind.REPLACE and order.places and job.user:
             await self._hold_shape(order, job, stop)
         if order.grace_s > 0:
             try:
@@ -185,10 +181,10 @@ class SlurmExecutor:
                 raise
 
     def _measure_rest_s(self, stop: SlurmStop) -> tuple[float, float]:
-        """Return the seconds that are left of the grace of a stop, and of its whole time.
+        """Return the seconds until the grace of a stop ends, and until its action expires.
 
-        For a stop that an earlier process began, the first call uses the system clock. More than the whole grace is
-        never left.
+        For a stop that an earlier process began, the first call uses the system clock. The result never exceeds the
+        whole grace.
         """
         steady_ms = self._clock.steady_ms()
         if stop.action not in self._ends_ms:
@@ -200,7 +196,7 @@ class SlurmExecutor:
         return (grace_end_ms - steady_ms) / 1000, (end_ms - steady_ms) / 1000
 
     async def _explain_own_preemption(self) -> str:
-        """Return why nothing is preempted beside Slurm's own preemption, or "" where it has none."""
+        """Return how Slurm itself preempts, or "" if it does not: two systems must not stop the same jobs."""
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._config_s + CONFIG_S:
             kind = await self._slurm.read_preempt_type()
@@ -217,12 +213,12 @@ class SlurmExecutor:
         job = jobs.get(parse_slurm_job(order.job, self._prefix))
         stop = parse_stop(job.admin_comment) if job else None
         if job is None or stop is None or stop.action != order.action_id:
-            return TAKEN  # the job has ended, or nothing is left to do: the board shows what happened
-        if job.state != RUNNING or stop.kind == GROW or _has_happened(job, stop):
-            return TAKEN  # `_end_stops` does the rest
+            return ACCEPTED  # the job has ended, or nothing is left to do: the board shows what happened
+        if job.state != RUNNING or stop.kind == ActionKind.GROW or _has_happened(job, stop):
+            return ACCEPTED  # `_end_stops` does the rest
         if _is_protected(job):
             await self._slurm.change_job(job.id, admin_comment=remove_stop(job.admin_comment))
-            return _refuse(f"its owner forbids it: {LABEL}=false")
+            return make_refusal(f"its owner forbids it: {LABEL}=false")
         await self._hold_nodes(stop, jobs.get(stop.slurm_payer), holds)
         if self._measure_rest_s(stop)[0] <= 0:
             try:
@@ -230,10 +226,10 @@ class SlurmExecutor:
             except SlurmRefused:
                 await self._slurm.change_job(job.id, admin_comment=remove_stop(job.admin_comment))
                 raise
-        return TAKEN
+        return ACCEPTED
 
     async def _stop(self, job: ControlledJob, stop: SlurmStop) -> None:
-        if stop.kind == SHRINK:
+        if stop.kind == ActionKind.SHRINK:
             left = [name for name in _list_nodes(job) if name not in stop.nodes]
             await self._slurm.shrink_job(job.id, left)
         elif job.may_requeue:
@@ -260,7 +256,7 @@ class SlurmExecutor:
             self._unheld.add(stop.action)
 
     async def _hold_shape(self, order: ActionOrder, job: ControlledJob, stop: SlurmStop) -> None:
-        """Reserve the new and the healthy nodes of a job for its restart. Without it Slurm's order decides."""
+        """Reserve a job's new and healthy nodes for its restart. Without the reservation Slurm's order decides."""
         nodes = {*_list_nodes(job), *(place.node for place in order.places)}.difference(stop.nodes)
         grace_s, time_s = self._measure_rest_s(stop)
         minutes = max(1, math.ceil(min(time_s, grace_s + HOLD_S) / 60))
@@ -274,10 +270,10 @@ class SlurmExecutor:
     async def _end_stops(
         self, jobs: Mapping[str, ControlledJob], open_actions: set[str], holds: Mapping[str, str]
     ) -> None:
-        """Release the jobs whose stop is over, and remove the marks. Raises SourceError.
+        """Release the jobs whose stop has ended, and remove the marks. Raises SourceError.
 
-        A requeued job that is still COMPLETING needs its mark: nothing else says that its hold is ours. After a shrink
-        Slurm refuses every change of the job for a while, and without slurmdbd for ever.
+        A requeued job that is still COMPLETING needs its mark: nothing else shows that we hold it. After a shrink Slurm
+        refuses every change of the job for a while, and without slurmdbd for ever.
         """
         stops = {job.id: parse_stop(job.admin_comment) for job in jobs.values()}
         marked = {stop.action for stop in stops.values() if stop is not None}
@@ -297,7 +293,7 @@ class SlurmExecutor:
                 logger.info("the mark of job %s stays: %s", job.id, error)
 
     async def _release(self, job: ControlledJob, stop: SlurmStop, holds: Mapping[str, str]) -> None:
-        if job.is_held and stop.kind == REPLACE:
+        if job.is_held and stop.kind == ActionKind.REPLACE:
             if PREFIX + job.id in holds:
                 await self._slurm.set_reservation(job.id, PREFIX + job.id)
             await self._slurm.release_excluding_node(job.id, ",".join(stop.nodes))
@@ -308,7 +304,7 @@ class SlurmExecutor:
     async def _end_holds(self, jobs: Mapping[str, ControlledJob], holds: Mapping[str, str]) -> None:
         """End the reservations whose job runs or is gone. Raises SourceError or SlurmRefused.
 
-        Slurm deletes no reservation in use, so the job leaves it first. A job must also leave one that is over.
+        Slurm deletes no reservation in use, so the job leaves it first. A job also leaves one that no longer exists.
         """
         for job in jobs.values():
             is_using = job.reservation == PREFIX + job.id
@@ -321,35 +317,31 @@ class SlurmExecutor:
 
 
 def _has_happened(job: ControlledJob, stop: SlurmStop) -> bool:
-    """Return whether a job was requeued since an action began, or what the action does to its nodes has happened.
+    """Return whether an action has happened to a job: it was requeued since, gave up its nodes, or got more.
 
-    After a stop it holds none of the nodes that the stop frees. After a growth it holds more nodes than before.
+    After a stop the job holds none of the nodes that the stop frees. After a growth it holds more nodes than before.
     """
-    if stop.kind == GROW and find_attempt(job) == stop.attempt:
+    if stop.kind == ActionKind.GROW and find_attempt(job) == stop.attempt:
         return len(_list_nodes(job)) > len(stop.nodes)
     return find_attempt(job) > stop.attempt or not {*stop.nodes}.intersection(_list_nodes(job))
 
 
 def _may_forget(job: ControlledJob, stop: SlurmStop, *, is_over: bool, is_open: bool) -> bool:
-    """Return whether the mark of an action is needed no more. is_open: the placer has stored the reply to it.
+    """Return whether the mark of an action is no longer needed. is_open: the placer has stored our acceptance.
 
-    Until then a growth may be sent again. A stop goes on only after that.
+    Until it has, the placer may send a growth again, and the mark keeps it from growing the job twice.
     """
     if is_over and not is_open:
         return True
-    return job.state == RUNNING and _has_happened(job, stop) and (is_open or stop.kind != GROW)
-
-
-def _refuse(why: str) -> SendReply:
-    return SendReply(SendOutcome.REFUSED, why)
+    return job.state == RUNNING and _has_happened(job, stop) and (is_open or stop.kind != ActionKind.GROW)
 
 
 async def _answer(work: Awaitable[SendReply]) -> SendReply:
-    """Return the reply of a step, with Slurm's words if it fails."""
+    """Return the reply of a step, or the reply for the error that occurred instead."""
     try:
         return await work
     except SlurmRefused as error:
-        return _refuse(f"Slurm refuses: {error}")
+        return make_refusal(f"Slurm refuses: {error}")
     except SourceError as error:
         return SendReply(SendOutcome.UNREACHABLE, str(error))
 
@@ -359,30 +351,30 @@ def _is_protected(job: ControlledJob) -> bool:
 
 
 def _explain_refusal(job: ControlledJob, order: ActionOrder) -> str:
-    """Return why nothing may be done to a job, or "" if it may."""
+    """Return why an action on a job must not begin, or "" if it may."""
     if job.state != RUNNING:
         return f"job {job.id} is {job.state}"
     if find_attempt(job) != order.attempt:
         return f"job {job.id} runs its attempt {find_attempt(job)}, not {order.attempt}"
-    if order.kind != GROW and _is_protected(job):
+    if order.kind != ActionKind.GROW and _is_protected(job):
         return f"its owner forbids it: {LABEL}=false"
     return ""
 
 
 def _explain_nodes(order: ActionOrder, nodes: Sequence[str], freed: Sequence[str]) -> str:
     """Return why an action does not suit the nodes that its job holds now, or "" if it does."""
-    if order.kind == GROW:
+    if order.kind == ActionKind.GROW:
         return ""
     if not freed:
         return f"the job holds none of {', '.join(sorted({rank.node for rank in order.ranks}))}"
-    if order.kind == SHRINK and len(freed) == len(nodes):
+    if order.kind == ActionKind.SHRINK and len(freed) == len(nodes):
         return "the job would lose all of its nodes: Slurm shrinks by whole nodes"
     return ""
 
 
 def _list_freed_nodes(order: ActionOrder, nodes: Sequence[str]) -> list[str]:
-    """Return the nodes that an action frees: all of a preempted job's, else those of the affected ranks."""
-    if order.kind == PREEMPT:
+    """Return the nodes that an action frees: all nodes of a preempted job, else those of the affected ranks."""
+    if order.kind == ActionKind.PREEMPT:
         return list(nodes)
     affected = {rank.node for rank in order.ranks}
     return [name for name in nodes if name in affected]

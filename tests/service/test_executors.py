@@ -24,14 +24,14 @@ from tests.service.placer_world import NOW_MS, World
 from tests.service.served_placer import serve_app
 
 MEMORY = f"{__name__}:make_memory_executor"
-TAKEN = SendReply(SendOutcome.TAKEN)
+ACCEPTED = SendReply(SendOutcome.ACCEPTED)
 
 
 class MemoryExecutor:
     """Another system in memory. answer, later: what `send` and `follow` return. begun: action → how often it began."""
 
     def __init__(self) -> None:
-        self.answer = self.later = TAKEN
+        self.answer = self.later = ACCEPTED
         self.begun: dict[str, int] = {}
         self.sent: list[ActionOrder] = []
         self.followed: list[list[str]] = []
@@ -44,7 +44,7 @@ class MemoryExecutor:
         self.sent.append(order)
         if self.hangs:
             await asyncio.Event().wait()
-        if self.answer is TAKEN and order.action_id not in self.begun:
+        if self.answer is ACCEPTED and order.action_id not in self.begun:
             self.begun[order.action_id] = 1
         return self.answer
 
@@ -129,7 +129,7 @@ def test_a_sent_action_is_begun_accepted_and_followed(world: HostWorld) -> None:
     assert (order.kind, order.job, order.payer, order.grace_s) == ("preempt", "big", "urgent", 120.0)
     assert (status.kind, status.wishes, status.writes, status.ours) == ("executor", 1, 1, 1)
     (line,) = world.records.read_newest_lines("memory", 9)
-    assert (line.key, line.field, line.value, line.outcome) == ("big", "preempt", action, "taken")
+    assert (line.key, line.field, line.value, line.outcome) == ("big", "preempt", action, "accepted")
 
 
 def test_who_only_observes_refuses_and_touches_nothing(world: HostWorld) -> None:
@@ -169,7 +169,7 @@ def test_an_executor_that_does_not_answer_gets_the_action_again_after_a_pause(wo
     action = world.open_action()
     status = world.run(lambda: SYSTEM.sent and world.state(action)[0] == "sent")
     assert status.error == "connection refused"
-    SYSTEM.answer = TAKEN
+    SYSTEM.answer = ACCEPTED
     world.run(lambda: world.state(action)[0] == "accepted")
     assert [order.action_id for order in SYSTEM.sent] == [action, action]
 

@@ -26,7 +26,7 @@ from tests.service.served_placer import serve_app
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]  # the first run builds Kubernetes
 
-TAKEN, REFUSED, UNREACHABLE = SendOutcome.TAKEN, SendOutcome.REFUSED, SendOutcome.UNREACHABLE
+ACCEPTED, REFUSED, UNREACHABLE = SendOutcome.ACCEPTED, SendOutcome.REFUSED, SendOutcome.UNREACHABLE
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +63,11 @@ def test_a_gang_is_stopped_and_comes_back_once_the_payer_has_its_nodes(
     cluster.run("train", backoffLimit=1, **({"podFailurePolicy": policy} if policy else {}))
     cluster.submit("urgent")
     order = cluster.order("train", payer="default/urgent")
-    assert cluster.send(order).outcome is TAKEN
+    assert cluster.send(order).outcome is ACCEPTED
     payers = cluster.await_running("urgent")
     assert cluster.job("train")["spec"]["suspend"]
     assert not cluster.pods("train")
-    assert cluster.follow(order).outcome is TAKEN
+    assert cluster.follow(order).outcome is ACCEPTED
     job = cluster.job("train")
     assert not job["spec"]["suspend"]
     assert STOPPED not in job["metadata"].get("labels", {})
@@ -76,7 +76,7 @@ def test_a_gang_is_stopped_and_comes_back_once_the_payer_has_its_nodes(
     print(f"new pods {time.monotonic() - began:.1f} s after the resume; ", end="")
     waiting = cluster.uids(cluster.pods("train"))
     assert "failed" not in job["status"]
-    assert cluster.send(order).outcome is TAKEN  # once more, after everything
+    assert cluster.send(order).outcome is ACCEPTED  # once more, after everything
     assert cluster.uids(cluster.pods("train")) == waiting
     assert cluster.uids(cluster.pods("urgent")) == payers
 
@@ -84,8 +84,8 @@ def test_a_gang_is_stopped_and_comes_back_once_the_payer_has_its_nodes(
 def test_a_stopped_job_waits_for_its_payer_until_the_action_expires(cluster: StoppedCluster) -> None:
     cluster.run("train")
     order = cluster.order("train", payer="some request", by_s=600.0)
-    assert cluster.send(order).outcome is TAKEN
-    assert cluster.follow(order).outcome is TAKEN
+    assert cluster.send(order).outcome is ACCEPTED
+    assert cluster.follow(order).outcome is ACCEPTED
     assert cluster.job("train")["spec"]["suspend"]
     changed = cluster.job("train")["metadata"]["annotations"]["fleetcast.io/stop-action"].replace(str(order.by_ms), "1")
     cluster.patch(f"{JOBS}/train", {"metadata": {"annotations": {"fleetcast.io/stop-action": changed}}})
@@ -155,7 +155,7 @@ def test_after_a_crash_the_same_pods_are_evicted_by_the_next_executor(cluster: S
     order = cluster.order("train")
     assert cluster.send(order, DeafApi).outcome is UNREACHABLE
     assert cluster.send(cluster.order("train", number=2)).why == "another action has stopped it"
-    assert cluster.follow(order).outcome is TAKEN
+    assert cluster.follow(order).outcome is ACCEPTED
     cluster.plane.until("no pods", lambda: not cluster.pods("train"))
 
 

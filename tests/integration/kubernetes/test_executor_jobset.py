@@ -19,7 +19,7 @@ from tests.integration.kubernetes.test_executor_replace import await_places, rep
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]  # the first run builds Kubernetes, Kueue and JobSet
 
 RIGHTS = Path(__file__).parents[3] / "deploy" / "helm" / "fleetcast" / "rights.yaml"
-TAKEN = SendOutcome.TAKEN
+ACCEPTED = SendOutcome.ACCEPTED
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +46,15 @@ def test_a_jobset_is_stopped_and_comes_back_after_its_payer(sets: JobSetManager,
     before = kueue_cluster.await_running("set", read_state=lambda: sets.read("set"))
     kueue_cluster.submit("urgent")
     order = kueue_cluster.order("set", payer="default/urgent")
-    assert kueue_cluster.send(order).outcome is TAKEN
+    assert kueue_cluster.send(order).outcome is ACCEPTED
     payers = kueue_cluster.await_running("urgent")
     assert sets.read("set")["spec"]["suspend"]
     assert not kueue_cluster.pods("set")
-    assert kueue_cluster.follow(order).outcome is TAKEN
+    assert kueue_cluster.follow(order).outcome is ACCEPTED
     found = sets.read("set")
     assert not found["spec"]["suspend"]
     assert STOPPED not in found["metadata"].get("labels", {})
-    assert kueue_cluster.send(order).outcome is TAKEN  # once more, after everything
+    assert kueue_cluster.send(order).outcome is ACCEPTED  # once more, after everything
     assert kueue_cluster.uids(kueue_cluster.pods("urgent")) == payers
     sets.plane.http.delete(f"{JOBS}/urgent", params={"propagationPolicy": "Background"})
     after = kueue_cluster.await_running("set", read_state=lambda: sets.read("set"))
@@ -79,21 +79,21 @@ def test_the_executor_uses_every_right_of_the_chart_and_no_other(
     """The API server's audit log names what our account has asked for."""
     kueue_cluster.run("evicted", podFailurePolicy=IGNORED)
     order = kueue_cluster.order("evicted")
-    assert kueue_cluster.send(order).outcome is TAKEN
+    assert kueue_cluster.send(order).outcome is ACCEPTED
     kueue_cluster.plane.until("no pods", lambda: not kueue_cluster.pods("evicted"))
     lost, _ = run_gang(kueue_cluster, "queued", "racks", podFailurePolicy=IGNORED)
     kueue_cluster.lose_node(lost)
     swap = replace(kueue_cluster, "queued", lost)
-    assert kueue_cluster.send(swap).outcome is TAKEN
+    assert kueue_cluster.send(swap).outcome is ACCEPTED
     await_places(kueue_cluster, swap, "queued", {lost})
     stop = kueue_cluster.order("queued", number=2, nodes=tuple(kueue_cluster.place_of("queued").values()))
-    assert kueue_cluster.send(stop).outcome is TAKEN
+    assert kueue_cluster.send(stop).outcome is ACCEPTED
     kueue_cluster.plane.until("no pods", lambda: not kueue_cluster.pods("queued"))
     kueue_cluster.restore_nodes()
     sets.submit("set", make_template("set"), 1)
     kueue_cluster.await_running("set", 2, read_state=lambda: sets.read("set"))
     places = tuple(kueue_cluster.place_of("set").values())
-    assert kueue_cluster.send(kueue_cluster.order("set", nodes=places)).outcome is TAKEN
+    assert kueue_cluster.send(kueue_cluster.order("set", nodes=places)).outcome is ACCEPTED
     granted = yaml.safe_load(RIGHTS.read_text(encoding="utf-8"))["executors"]["kubernetes"]
     used, forbidden = read_used_rights(manager.plane.folder)
     assert used == list_granted_rights(granted)

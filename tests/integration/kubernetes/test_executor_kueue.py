@@ -15,14 +15,14 @@ def test_kueue_stops_the_job_and_queues_it_again_once_the_payer_runs(
     kueue_cluster.run("queued", **in_queue("gpus"))
     kueue_cluster.submit("payer", **in_queue("gpus"))
     order = kueue_cluster.order("queued", payer="default/payer")
-    assert kueue_cluster.send(order).outcome is SendOutcome.TAKEN
+    assert kueue_cluster.send(order).outcome is SendOutcome.ACCEPTED
     assert find_workload(manager, "queued")["spec"]["active"] is False
     payers = kueue_cluster.await_running("payer")
     assert kueue_cluster.job("queued")["spec"]["suspend"]
     assert not kueue_cluster.pods("queued")
-    assert kueue_cluster.follow(order).outcome is SendOutcome.TAKEN
+    assert kueue_cluster.follow(order).outcome is SendOutcome.ACCEPTED
     assert find_workload(manager, "queued")["spec"]["active"] is True
-    assert kueue_cluster.send(order).outcome is SendOutcome.TAKEN  # once more
+    assert kueue_cluster.send(order).outcome is SendOutcome.ACCEPTED  # once more
     assert find_workload(manager, "queued")["spec"]["active"] is True
     assert kueue_cluster.uids(kueue_cluster.pods("payer")) == payers
     manager.plane.http.delete(f"{JOBS}/payer", params={"propagationPolicy": "Background"})

@@ -10,7 +10,7 @@ from tests.integration.kubernetes.stopping import BUDGETS, IGNORED, StoppedClust
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]  # the first run builds Kubernetes and Kueue
 
-TAKEN, REFUSED = SendOutcome.TAKEN, SendOutcome.REFUSED
+ACCEPTED, REFUSED = SendOutcome.ACCEPTED, SendOutcome.REFUSED
 
 
 def run_gang(cluster: StoppedCluster, name: str, queue: str = "", **spec: object) -> tuple[str, str]:
@@ -29,7 +29,7 @@ def await_places(cluster: StoppedCluster, order: ActionOrder, job: str, left: se
     """Follow an action until the Job has all its pods, none of them on the nodes that it should leave."""
 
     def find_places() -> set[str]:
-        assert cluster.follow(order).outcome is TAKEN
+        assert cluster.follow(order).outcome is ACCEPTED
         places = set(cluster.place_of(job).values())
         return places if len(places) == pods and "" not in places and not places & left else set()
 
@@ -47,13 +47,13 @@ def test_the_pod_of_a_lost_node_runs_elsewhere_and_the_others_stay(kueue_cluster
     before = kueue_cluster.uids(kueue_cluster.pods(name))
     kueue_cluster.lose_node(lost)
     order = replace(kueue_cluster, name, lost)
-    assert kueue_cluster.send(order).outcome is TAKEN
+    assert kueue_cluster.send(order).outcome is ACCEPTED
     places = await_places(kueue_cluster, order, name, {lost})
     assert healthy in places
     after = kueue_cluster.uids(kueue_cluster.pods(name))
     assert len(set(before.values()) & set(after.values())) == 1
     assert not kueue_cluster.job(name)["status"].get("failed")
-    assert kueue_cluster.send(order).outcome is TAKEN  # once more, after everything
+    assert kueue_cluster.send(order).outcome is ACCEPTED  # once more, after everything
     assert kueue_cluster.uids(kueue_cluster.pods(name)) == after
 
 
@@ -67,7 +67,7 @@ def test_two_nodes_restart_the_gang_where_kueue_chooses_the_nodes(
     kueue_cluster.lose_node(lost)
     kueue_cluster.cordon(failing)
     order = replace(kueue_cluster, "three", lost, failing)
-    assert kueue_cluster.send(order).outcome is TAKEN
+    assert kueue_cluster.send(order).outcome is ACCEPTED
     assert find_workload(manager, "three")["spec"]["active"] is False
     kueue_cluster.plane.until("no pods", lambda: not kueue_cluster.pods("three"))
     kueue_cluster.cordon(failing, is_on=False)
@@ -89,7 +89,7 @@ def test_a_gang_leaves_a_node_that_is_expected_to_fail(kueue_cluster: StoppedClu
     assert kueue_cluster.uids(kueue_cluster.pods(name)) == before
     kueue_cluster.cordon(failing)
     order = replace(kueue_cluster, name, failing)
-    assert kueue_cluster.send(order).outcome is TAKEN
+    assert kueue_cluster.send(order).outcome is ACCEPTED
     await_places(kueue_cluster, order, name, {failing})
     stayed = set(before.values()) & set(kueue_cluster.uids(kueue_cluster.pods(name)).values())
     assert len(stayed) == (0 if queue else 1)
@@ -101,7 +101,7 @@ def test_a_whole_gang_moves_even_if_evictions_would_count(kueue_cluster: Stopped
     kueue_cluster.cordon(first)
     kueue_cluster.cordon(second)
     order = replace(kueue_cluster, "moved", first, second)
-    assert kueue_cluster.send(order).outcome is TAKEN
+    assert kueue_cluster.send(order).outcome is ACCEPTED
     await_places(kueue_cluster, order, "moved", {first, second})
     assert not kueue_cluster.job("moved")["status"].get("failed")
 

@@ -7,7 +7,7 @@ from tests.integration.kubernetes.stopping import JOBS, NODES, StoppedCluster, i
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]  # the first run builds Kubernetes and Kueue
 
-TAKEN, REFUSED = SendOutcome.TAKEN, SendOutcome.REFUSED
+ACCEPTED, REFUSED = SendOutcome.ACCEPTED, SendOutcome.REFUSED
 INDEX = "batch.kubernetes.io/job-completion-index"
 
 
@@ -27,11 +27,11 @@ def test_an_indexed_job_gives_its_last_nodes_to_the_payer(kueue_cluster: Stopped
     )
     kueue_cluster.submit("urgent", 2)
     order = kueue_cluster.order("elastic", number=2, payer="default/urgent", kind="shrink", nodes=(third, fourth))
-    assert kueue_cluster.send(order).outcome is TAKEN
+    assert kueue_cluster.send(order).outcome is ACCEPTED
     kueue_cluster.await_running("urgent", 2)
     assert find_nodes(kueue_cluster, "elastic") == [first, second]
-    assert kueue_cluster.follow(order).outcome is TAKEN
-    assert kueue_cluster.send(order).outcome is TAKEN  # once more, after everything
+    assert kueue_cluster.follow(order).outcome is ACCEPTED
+    assert kueue_cluster.send(order).outcome is ACCEPTED  # once more, after everything
     job = kueue_cluster.job("elastic")
     assert (job["spec"]["parallelism"], job["spec"]["completions"]) == (2, 2)
     assert not job["status"].get("failed")

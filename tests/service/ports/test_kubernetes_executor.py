@@ -24,7 +24,10 @@ def test_bad_options_are_refused(options: dict[str, object]) -> None:
 def test_it_says_what_it_cannot_do_without_asking_the_cluster() -> None:
     executor = make_executor("kubernetes", {"prefix": "east/"})
     assert executor.explain_inability("preempt", "east/default/train") == ""
-    assert executor.explain_inability("preempt", "4711") == "not named like east/NAMESPACE/NAME"
+    assert (
+        executor.explain_inability("preempt", "4711")
+        == "'4711' is not named like east/NAMESPACE/NAME, as Jobs of Kubernetes are"
+    )
     for kind in ("shrink", "replace"):
         assert executor.explain_inability(kind, "east/default/train") == ""
     for kind in ("grow", "move", "place"):

@@ -135,7 +135,7 @@ def test_a_stop_happens_once_wherever_slurm_goes_away_and_the_process_begins_aga
     site = Site(slurm)
     while (reply := site.send())[0] is SendOutcome.UNREACHABLE:
         pass
-    assert reply == site.send() == (SendOutcome.TAKEN, "")
+    assert reply == site.send() == (SendOutcome.ACCEPTED, "")
     for site.now_s in (10.0, 119.0):
         site.follow(ORDER)
         assert slurm.queue["1"].state == "RUNNING"
@@ -204,8 +204,8 @@ def test_growth_that_slurm_refuses_or_forgets_leaves_no_mark() -> None:
     assert site.send(GROWTH) == (SendOutcome.REFUSED, "Slurm refuses: not today")
     assert (slurm.queue["1"].nodes, slurm.queue["1"].admin_comment) == ("n[1-2]", "")
     slurm.words = ""
-    assert site.send(GROWTH) == (SendOutcome.TAKEN, "")
-    assert site.send() == (SendOutcome.TAKEN, ""), "a growth that has happened does not delay a stop"
+    assert site.send(GROWTH) == (SendOutcome.ACCEPTED, "")
+    assert site.send() == (SendOutcome.ACCEPTED, ""), "a growth that has happened does not delay a stop"
     site = Site(slurm := StoppableSlurm(VICTIM))
     site.send(GROWTH)
     site.now_s = GROWTH.by_ms / 1000
@@ -215,7 +215,7 @@ def test_growth_that_slurm_refuses_or_forgets_leaves_no_mark() -> None:
 
 def test_a_stopped_job_stays_held_while_its_payer_waits_and_until_the_action_is_over_at_most() -> None:
     site = Site(slurm := StoppableSlurm(VICTIM, PAYER))
-    assert site.send() == (SendOutcome.TAKEN, "")
+    assert site.send() == (SendOutcome.ACCEPTED, "")
     site.now_s = 121.0
     site.follow(ORDER)
     site.now_s = 999.0
@@ -283,7 +283,7 @@ def test_what_slurm_refuses_after_the_grace_leaves_no_mark() -> None:
 def test_a_job_with_an_open_action_is_not_stopped_by_a_second_action() -> None:
     stop = SlurmStop("shrink", "0e-1", 1, 0, 0, 900, ("n2",))
     marked = replace(VICTIM, admin_comment=add_stop("", stop))
-    assert Site(StoppableSlurm(marked)).send() == (SendOutcome.REFUSED, "action 0e-1 on it goes on")
+    assert Site(StoppableSlurm(marked)).send() == (SendOutcome.REFUSED, "action 0e-1 on the job has not ended")
 
 
 @pytest.mark.parametrize(
@@ -291,8 +291,8 @@ def test_a_job_with_an_open_action_is_not_stopped_by_a_second_action() -> None:
     [
         ("preempt", "site-7", ""),
         ("preempt", "site-7_2", ""),
-        ("preempt", "7", "'7' is no job of Slurm: it does not begin with 'site-'"),
-        ("preempt", "site-train", "'site-train' is no job of Slurm: it does not begin with 'site-'"),
+        ("preempt", "7", "'7' is not named like site-NUMBER, as jobs of Slurm are"),
+        ("preempt", "site-train", "'site-train' is not named like site-NUMBER, as jobs of Slurm are"),
         ("move", "site-7", "Slurm cannot move a running job"),
     ],
 )
