@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import msgspec
 
@@ -27,6 +28,7 @@ SWITCHES = "actions"  # the ledger's mark with the switches
 PLACER = "placer"
 PAUSED, RESUMED, OPENED, RESET = "actions_paused", "actions_resumed", "actions_stopped", "actions_reset"
 MOST_OF_JOB = 20  # actions that `list_last_of` returns
+RECENT_STOPS = 50  # from which `estimate_stop_s` learns
 MOST_EXPIRED = 1000  # that are read at once
 DONE = frozenset({ActionState.ACCEPTED, ActionState.SEEN})
 TELEMETRY, SCHEDULER = "telemetry shows it", "the scheduler says so; no telemetry covers it"
@@ -296,6 +298,14 @@ class ActionControl:
     def list_last_of(self, job: str) -> list[ActionRecord]:
         """Return the last actions on a job, open or ended."""
         return self._table.read_after(0, MOST_OF_JOB, job=job, newest=True)
+
+    def estimate_stop_s(self, default_s: float) -> float:
+        """Return the median seconds from sending a stop until it was seen, over the last ones."""
+        seen = self._table.read_after(0, RECENT_STOPS, state=ActionState.SEEN, newest=True)
+        stops = [record for record in seen if record.action.kind is ActionKind.PREEMPT]
+        sent_ms = [(record.find_time_ms(ActionState.SENT), record.life[-1].time_ms) for record in stops]
+        took_s = [max(0, seen_ms - since_ms) / 1000 for since_ms, seen_ms in sent_ms if since_ms is not None]
+        return median(took_s) if took_s else default_s
 
     # -- executors
 

@@ -46,6 +46,7 @@ from fleetcast.placement.ahead.start_time import (
     is_behind_unknown,
     list_blockers,
 )
+from fleetcast.placement.ahead.stops import NO_STOPS
 from fleetcast.placement.ledger.ledger import Ledger, LedgerError
 from fleetcast.service.answers.placements import AnswersAtAge, FirstAnswers, Queue, QueueRow, StartTimesRecord
 from fleetcast.service.board.board import Board
@@ -55,6 +56,7 @@ from fleetcast.service.placer.failures import START_TIMES
 from fleetcast.service.placer.queue_rows import StartNotes
 from fleetcast.service.placer.resumed_runs import ResumedRuns, read_resumed_runs
 from fleetcast.service.placer.service import PlacementService
+from fleetcast.service.placer.stops_ahead import make_stops_ahead
 from fleetcast.service.placer.view import merge_waiting_jobs
 
 logger = logging.getLogger(__name__)
@@ -138,6 +140,7 @@ class StartTimeSampler:
         promised = [intent.job for intent in ledger.list_active_intents()]
         tree = self.service.queues.tree
         acts = tree is not None and tree.policy.reclaim.mode == "act"
+        stops = make_stops_ahead(self.service, observed) if acts else NO_STOPS
 
         def sample() -> tuple[Timelines, tuple[JobRelease, ...], StartEstimate]:
             queue = turns.sort_entries(merge_waiting_jobs(board, own, promised))[:MOST_PLAYED]
@@ -146,7 +149,7 @@ class StartTimeSampler:
             find_run_times = resumed.wrap_finder(RunTimeLookup(board), observed.run_times)
             coming = forecast_arrivals(board, observed.run_times) if board is not None else None
             paths = sample_timelines(
-                queue, observed.view, running, observed.run_times, options, find_run_times, coming, turns
+                queue, observed.view, running, observed.run_times, options, find_run_times, coming, turns, stops
             )
             lowest = min([0, *(entry.request.priority for entry in queue)])
             newcomer = PlacementRequest(request_id=NEWCOMER, gpus_per_node=1, priority=lowest)

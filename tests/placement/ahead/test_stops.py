@@ -1,0 +1,120 @@
+"""Sampled futures know the requests for which passes stop jobs, by the rules of the pass."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.actions.breaker import BreakerCapacity, BreakerLimits
+from fleetcast.placement.ahead.paths import Timelines, sample_timelines
+from fleetcast.placement.ahead.run_draws import PATHS
+from fleetcast.placement.ahead.stops import NO_STOPS, SOONEST_S, StopsAhead
+from fleetcast.placement.machines.running_jobs import RUN_LEVELS, RunningJobs, make_running_jobs
+from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.plan.promised import SendingBounds
+from fleetcast.placement.plan.queue import WaitingEntry
+from fleetcast.placement.plan.reclaiming import ReclaimInput
+from fleetcast.placement.plan.timeline import RunTimeQuantiles
+from fleetcast.placement.plan.turns import TreeTurns
+from fleetcast.placement.queues.charges import LeafUse
+from fleetcast.placement.queues.queues_ahead import QueueHold
+from fleetcast.placement.queues.queues_file import read_queues
+from fleetcast.placement.queues.tree import ReclaimPolicy
+from tests.placement.conftest import build
+from tests.placement.plan.test_plan import NOW_MS, OPTIONS
+
+HOUR_S = 3600.0
+EXACT = RunTimeQuantiles({0: (HOUR_S, HOUR_S)}, {0: (HOUR_S,) * 8}, {8: 1})
+TREE = read_queues("[queue.owed]\nguaranteed = {gpu = 16}\n[queue.borrows]\nguaranteed = {gpu = 16}\n")
+POLICY = ReclaimPolicy("act", patience_s=60.0)
+JOBS = ("b0", "b1", "b2", "b3")  # each on one node of eight GPUs
+STOP_S = 100.0
+
+
+def make_view() -> ClusterView:
+    holders = np.repeat(np.arange(4, dtype=np.int32), 8).reshape(4, 8)
+    return build({"r01": [0, 0, 0, 0]}, holders=holders, jobs=JOBS)
+
+
+def make_table(left_h: float = 10.0, started_s: float = 4000.0) -> RunningJobs:
+    """Return the jobs of the queue that borrows."""
+    columns: dict[str, Any] = {"gpus": [8] * 4, "members": [1] * 4, "gpus_per_member": [8] * 4}
+    return make_running_jobs(
+        JOBS,
+        leaf=["borrows"] * 4,
+        started_ms=[NOW_MS - round(1000 * started_s)] * 4,
+        remaining_s=[(HOUR_S * left_h,) * len(RUN_LEVELS)] * 4,
+        **columns,
+    )
+
+
+def make_entry(name: str, waited_s: float = 3600.0, nodes: int = 1) -> WaitingEntry:
+    request = PlacementRequest(request_id=name, queue=name.partition("-")[0], gang=nodes, gpus_per_node=8)
+    return WaitingEntry(request, NOW_MS - round(1000 * waited_s))
+
+
+def sample(jobs: RunningJobs, stops: StopsAhead, *queue: WaitingEntry) -> Timelines:
+    view, hour = make_view(), (HOUR_S,) * len(RUN_LEVELS)
+    holds = {name: QueueHold("borrows", {"gpu": 8.0}) for name in JOBS}
+    turns = TreeTurns(TREE, {"borrows": LeafUse({"gpu": 32.0}, 0.0)}, view, EXACT, NOW_MS, None, holds)
+    return sample_timelines(queue, view, jobs, EXACT, OPTIONS, lambda asked: hour, turns=turns, stops=stops)
+
+
+def make_stops(jobs: RunningJobs, policy: ReclaimPolicy = POLICY, **sent_s: float) -> StopsAhead:
+    bounds = SendingBounds(policy, BreakerCapacity(32.0, {"": 32.0}), BreakerLimits(1.0, 1.0))
+    return StopsAhead(ReclaimInput(policy, TREE, jobs, bounds=bounds), STOP_S, sent_s)
+
+
+def test_an_owed_request_starts_once_the_jobs_of_a_borrower_have_stopped() -> None:
+    jobs = make_table()
+    before = sample(jobs, NO_STOPS, make_entry("owed"))
+    assert before.starts_s["owed"].min() > HOUR_S
+    found = sample(jobs, make_stops(jobs), make_entry("owed"))
+    starts_s = np.sort(found.starts_s["owed"])
+    assert starts_s[PATHS // 2 - 1] < STOP_S < starts_s[PATHS // 2]
+    assert SOONEST_S <= starts_s[0] < starts_s[-1] < 10 * STOP_S
+    np.testing.assert_allclose(found.ends_s[found.holders["owed"]], found.starts_s["owed"] + HOUR_S, rtol=1e-5)
+
+
+def test_it_first_waits_for_the_patience_and_the_longer_it_has_waited_the_less() -> None:
+    jobs = make_table()
+    full, half = (sample(jobs, make_stops(jobs), make_entry("owed", waited_s)) for waited_s in (0.0, 30.0))
+    np.testing.assert_allclose(full.starts_s["owed"] - half.starts_s["owed"], 30.0, rtol=1e-4)
+    np.testing.assert_allclose(np.median(half.starts_s["owed"]), 30.0 + STOP_S, rtol=0.05)
+
+
+def test_no_more_requests_start_early_than_the_guarantee_allows() -> None:
+    jobs = make_table()
+    queue = [make_entry(f"owed-{at}", 3600.0 - at) for at in range(3)]
+    found = sample(jobs, make_stops(jobs), *queue)
+    assert max(found.starts_s["owed-0"].max(), found.starts_s["owed-1"].max()) < HOUR_S
+    assert found.starts_s["owed-2"].min() > HOUR_S
+
+
+@pytest.mark.parametrize("jobs", [make_table(started_s=300.0), make_table(left_h=0.001)])
+def test_jobs_that_may_not_stop_or_end_sooner_bring_no_start_forward(jobs: RunningJobs) -> None:
+    found, before = (sample(jobs, stops, make_entry("owed")) for stops in (make_stops(jobs), NO_STOPS))
+    assert (found.starts_s["owed"] <= before.starts_s["owed"]).all()
+    assert np.median(found.starts_s["owed"]) == np.median(before.starts_s["owed"])
+
+
+def test_a_stop_that_was_sent_counts_from_then_on_even_if_nothing_more_is_sent() -> None:
+    jobs = make_table()
+    found = sample(jobs, StopsAhead(None, STOP_S, {"owed": 60.0}), make_entry("owed"))
+    np.testing.assert_allclose(np.median(found.starts_s["owed"]), STOP_S - 60.0, rtol=0.1)
+    late = sample(jobs, StopsAhead(None, STOP_S, {"owed": 5000.0}), make_entry("owed"))
+    assert set(late.starts_s["owed"].tolist()) == {SOONEST_S}
+
+
+def test_a_set_that_would_only_be_named_brings_no_start_forward() -> None:
+    jobs = make_table()
+    found = sample(jobs, make_stops(jobs, replace(POLICY, act_in=("other",))), make_entry("owed"))
+    assert found.starts_s["owed"].min() > HOUR_S
+
+
+def test_a_borrower_has_no_job_stopped() -> None:
+    jobs = make_table()
+    found = sample(jobs, make_stops(jobs), make_entry("borrows"))
+    assert found.starts_s["borrows"].min() > HOUR_S

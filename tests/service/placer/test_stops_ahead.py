@@ -1,0 +1,45 @@
+"""The stops that start times know: those that were sent, and those that passes will send."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fleetcast.service.placer.stops_ahead import make_stops_ahead
+from tests.service.placer.test_act import ActWorld, send_stop
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[ActWorld]:
+    world = ActWorld(tmp_path)
+    yield world
+    world.close()
+
+
+def test_a_payer_starts_when_its_stop_should_be_seen(world: ActWorld) -> None:
+    send_stop(world)
+    world.pass_at(10)
+    ahead = make_stops_ahead(world.service, world.service.view.observe_fleet())
+    assert (ahead.sent_s, ahead.stop_s) == ({"p": 10.0}, 120.0)  # none was seen yet, so it takes the grace
+    assert ahead.reclaim is not None
+    paths = asyncio.run(world.starts.refresh())
+    assert np.median(paths.starts_s["p"]) == pytest.approx(110, rel=0.1)
+    assert world.service.backlog.starts["p"][1] < world.clock.now_ms() + 300_000
+
+
+def test_the_time_of_a_stop_is_learnt_from_those_that_were_seen(world: ActWorld) -> None:
+    send_stop(world)
+    world.reply("a", "accept")
+    world.end("a")
+    world.pass_at(45)
+    assert world.states() == {"a": "seen"}
+    assert world.service.actions.estimate_stop_s(120.0) == 45.0
+
+
+def test_while_actions_are_paused_only_stops_that_were_sent_count(world: ActWorld) -> None:
+    send_stop(world)
+    world.service.actions.pause(world.clock.now_ms(), "ops")
+    ahead = make_stops_ahead(world.service, world.service.view.observe_fleet())
+    assert (ahead.reclaim, [*ahead.sent_s]) == (None, ["p"])
