@@ -17,7 +17,7 @@ from fleetcast.placement.engine import find_claimed_gpus, fits_now
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.running_jobs import RunningJobs
 from fleetcast.placement.machines.view import ClusterView
-from fleetcast.placement.plan.timeline import RunTimeQuantiles, Timeline, estimate_releases
+from fleetcast.placement.plan.timeline import RunTimeQuantiles, Timeline, estimate_releases, sort_releases
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +54,18 @@ def subtract_claims(view: ClusterView, claims: Iterable[Claim]) -> ClusterView:
 class AvailabilityProfile:
     """The releases of running jobs and the claims of waiting requests, in one pass.
 
-    most: the number of requests that may have a claim. Claims are numbered in their order. A set of claims is an int
-    whose bit i stands for claim i.
+    most: the number of requests that may have a claim. is_full: whether no further request may have one. Claims are
+    numbered in their order. A set of claims is an int whose bit i stands for claim i.
     """
 
     run_times: RunTimeQuantiles
     options: Options
     most: int
+    is_full: bool = False
     claims: list[Claim] = field(default_factory=list)
     _timeline: Timeline | None = None
     _in_the_way: dict[tuple[int, float | None], int] = field(default_factory=dict)
     _free: dict[int, tuple[ClusterView, ClusterView]] = field(default_factory=dict)  # claims → a view, and without them
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no further request may have a claim."""
-        return len(self.claims) >= self.most
 
     def find_delayed_claims(self, gpus: int, limit_s: float | None) -> int:
         """Return the claims that start before a job of this size would end if it started now.
@@ -113,12 +109,15 @@ class AvailabilityProfile:
     def update_timeline(self, view: ClusterView, running: RunningJobs) -> Timeline:
         """Return the timeline of the coming releases. It is computed again if the view has changed.
 
-        running: the jobs that hold GPUs in the view.
+        running: the jobs that hold GPUs in the view. After the first call a view only gains jobs.
         """
-        if self._timeline is None or self._timeline.view is not view:
-            ahead = estimate_releases(view, running, self.run_times, self.options.now_ms)
-            self._timeline = Timeline(view, ahead)
-        return self._timeline
+        before = self._timeline
+        if before is not None and before.view is view:
+            return before
+        seen, known = (0, ()) if before is None else (len(before.view.jobs), before.ahead)
+        more = estimate_releases(view, running, self.run_times, self.options.now_ms, seen)
+        self._timeline = found = Timeline(view, sort_releases([*known, *more]))
+        return found
 
     def add_claim(
         self, request: PlacementRequest, timeline: Timeline, step: int, is_overdue: bool, is_dropped: bool
@@ -138,6 +137,7 @@ class AvailabilityProfile:
         memory_gib = np.multiply(members, request.host_memory_gib or 0.0, dtype=np.float64)
         claim = Claim(request, start_ms, start_ms + run_ms, blocker, is_overdue, held, cpus, memory_gib)
         self.claims.append(claim)
+        self.is_full = len(self.claims) >= self.most
         self._in_the_way.clear()
         return claim
 

@@ -252,7 +252,7 @@ class PassState:
         if row is None:
             row = self.asks[ask] = AskInPass(ask)
         reason = row.reason or self._find_skip_reason(row, entry)
-        if reason is not None and reason.code in ("room", "kept") and row.may_claim and not self.profile.is_full:
+        if not self.profile.is_full and row.may_claim and reason is not None and reason.code in ("room", "kept"):
             self._claim_or_wait(entry, row, self.turns.limit_to_quota(entry.request), reason)
         elif reason is not None and reason is row.reason:
             self.waiting.append(Wait(entry, len(self.waiting) + 1, reason))  # of thousands nothing else is asked

@@ -1,7 +1,7 @@
 """Estimates of run times, and views of the cluster as running jobs end one after the other."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any, Literal
@@ -173,23 +173,29 @@ class Release:
 
 
 def estimate_releases(
-    view: ClusterView, running: RunningJobs, run_times: RunTimeQuantiles, now_ms: int
+    view: ClusterView, running: RunningJobs, run_times: RunTimeQuantiles, now_ms: int, first: int = 0
 ) -> list[Release]:
     """Estimate when each job that holds GPUs ends. The job that ends soonest comes first.
 
-    The estimate is the p90 of the job's run time, given how long it has run.
+    The estimate is the p90 of the job's run time, given how long it has run. first: the index of the first job in
+    the view that counts.
     """
     parts = list_held_parts(view.holders, view.parts)
     edges = np.searchsorted(parts.job, np.arange(len(view.jobs) + 1))
     found = []
-    for index, job in enumerate(view.jobs):
+    for index, job in enumerate(view.jobs[first:], first):
         own = slice(edges[index], edges[index + 1])
         gpus = parts.gpu[own]
         if len(gpus):
             row = running.find_run(job, now_ms, len(gpus))
             run_s = run_times.estimate_run_s(row.gpus, 0.9, age_s=row.compute_age_s(now_ms), limit_s=row.limit_s)
             found.append(Release(job, max(now_ms + 1000, row.started_ms + round(run_s * 1000)), gpus, parts.milli[own]))
-    return sorted(found, key=lambda release: (release.end_ms, release.job))
+    return sort_releases(found)
+
+
+def sort_releases(releases: Iterable[Release]) -> list[Release]:
+    """Sort releases by their ends."""
+    return sorted(releases, key=lambda release: (release.end_ms, release.job))
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,7 @@ OUTLOOK |= {
         "as_of_ms": 1759999970000,
         "by": "runs",
     },
+    "reservations": [OUTLOOK["reservation"]],
     "record": {
         **{"n": 212, "by_p10": 0.12, "by_p50": 0.51, "by_p90": 0.9, "since_ms": 1759900000000},
         **{"n_p50": 196, "n_p90": 150},
