@@ -15,11 +15,12 @@ from fleetcast.fleet.requests import PlacementRequest, RankPlacement
 from fleetcast.placement.elastic.members import Ints, Mask, RunningMembers, release_gpus, round_to_size
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.running_jobs import RunningJobs
+from fleetcast.placement.machines.slots import WHOLE
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.queues.queues_ahead import QueueHold
 from fleetcast.placement.reclaim.eligibility import Eligibility
 from fleetcast.placement.reclaim.fairness import Queues, find_fair_victims
-from fleetcast.placement.reclaim.room import HostAmounts
+from fleetcast.placement.reclaim.room import GangDomains, HostAmounts
 from fleetcast.placement.reclaim.victims import ChosenVictims, VictimSet
 
 PAUSE_S = 120.0  # in which a gang changes its size, until one was observed
@@ -69,6 +70,8 @@ def find_shrinks(
     """
     members = RunningMembers.of(view, jobs, np.isin(eligibility, MAY_SHRINK))
     surplus = count_surplus(members, jobs)
+    if not _may_be_enough(request, view, members, surplus):
+        return None
     alone = (surplus > 0)[members.job]
     for _ in range(MOST_SEARCHES):
         if not alone.any():
@@ -89,6 +92,21 @@ def count_surplus(members: RunningMembers, jobs: RunningJobs) -> Ints:
     """Return, for each job of the view, how many members it may give up: those above its minimum."""
     held = np.bincount(members.job, minlength=len(members.table_row))
     return np.asarray(np.maximum(held - np.append(jobs.gang_min, 0)[members.table_row], 0))
+
+
+def _may_be_enough(request: PlacementRequest, view: ClusterView, members: RunningMembers, surplus: Ints) -> bool:
+    """Return whether one domain has enough GPUs for a request, of those that are free or that gangs may give up.
+
+    If it returns False, no search for shrinks finds anything. The search costs far more than these sums.
+    """
+    domains = GangDomains.of(request, view)
+    milli = domains.sum_by_domain(view.milli.sum(axis=1))
+    inside = np.flatnonzero((surplus[members.job] > 0) & (domains.domain[members.node] >= 0))
+    job, domain = members.job[inside], domains.domain[members.node[inside]]
+    _, first, count = np.unique(job * len(milli) + domain, return_index=True, return_counts=True)
+    leaving = np.minimum(count, surplus[job[first]]) * members.gpus[inside[first]]
+    np.add.at(milli, domain[first], WHOLE * leaving)
+    return bool(milli.max(initial=0) >= request.members.min * request.gpus_per_node * request.milli)
 
 
 def compute_pause_s(jobs: RunningJobs) -> NDArray[np.float64]:

@@ -14,7 +14,7 @@ def remove_jobs(view: ClusterView, jobs: Collection[str]) -> ClusterView:
 
     CPUs and host memory stay unchanged until the next board states them.
     """
-    if not view.jobs:
+    if frozenset(jobs).isdisjoint(view.jobs):
         return view
     stays = np.array([job not in jobs for job in view.jobs], bool)
     number = np.where(stays, np.cumsum(stays) - 1, -1).astype(np.int32)

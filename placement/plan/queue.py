@@ -126,8 +126,7 @@ def plan(
     after = StateAfterPass(options, view, turns or ONE_LINE)
     profile = AvailabilityProfile(run_times, options, after.turns.most_claims)
     cycle = PassState(view, running, profile, options, after.turns, after, dropped, reclaim, promises or {})
-    queue = cycle.place_promised(queue) if promises else queue
-    ordered = iter(cycle.turns.sort_entries(queue))
+    ordered = iter(cycle.place_promised(queue) if promises else cycle.turns.sort_entries(queue))
     for entry in ordered:
         cycle.try_entry(entry)
         if profile.is_full:
@@ -223,7 +222,7 @@ class PassState:
     def place_promised(self, queue: Sequence[WaitingEntry]) -> list[WaitingEntry]:
         """Place the requests for which jobs stop, each if it fits with the GPUs that are promised to it.
 
-        Returns the other entries. If some jobs did not stop for a request, look for others.
+        Returns the other entries in their order. If some jobs did not stop for a request, look for others.
         """
         left = []
         for entry in self.turns.sort_entries(queue):
@@ -237,7 +236,7 @@ class PassState:
             left.append(entry)
             if promised.is_short:
                 self._propose_reclaim(allowed, MAX_MS, 0)
-        return left
+        return self.turns.sort_entries(left) if self.placed else left
 
     def try_entry(self, entry: WaitingEntry) -> None:
         """Place an entry if it fits and its queue's quota allows it. Otherwise record why it waits."""

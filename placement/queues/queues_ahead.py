@@ -31,6 +31,11 @@ class QueueHold:
         return self.leaf, *sorted(self.amounts)
 
     @cached_property
+    def key(self) -> tuple[str, frozenset[tuple[str, float]]]:
+        """The leaf and the amounts. Holds with the same key count alike."""
+        return self.leaf, frozenset(self.amounts.items())
+
+    @cached_property
     def largest_amount(self) -> float:
         return max(self.amounts.values())
 

@@ -9,7 +9,7 @@ holds no smaller share than the taking queue, or the taking queue stays within i
 queues are compared where their paths leave each other.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -28,7 +28,6 @@ from fleetcast.placement.reclaim.victims import ChosenVictims, NoVictims, find_v
 MOST_SEARCHES = 4  # the first one, and three in which unfair givers give less
 ROUNDING = 1e-9  # of shares and GPUs
 
-_Kind = tuple[str, tuple[tuple[str, float], ...]]
 VictimSearcher = Callable[
     [PlacementRequest, ClusterView, Floats, Options, HostAmounts | None], ChosenVictims | NoVictims
 ]
@@ -76,7 +75,7 @@ def find_fair_victims(
     those of `find_victims`.
     """
     verdict = FairnessVerdict(request, queues)
-    cost = np.where(verdict.mask_givers(view.jobs), cost_gpu_s, np.inf)
+    cost = np.where(verdict.mask_givers(view.jobs, np.isfinite(cost_gpu_s)), cost_gpu_s, np.inf)
     protects = bool((np.isfinite(cost_gpu_s) & np.isinf(cost)).any())
     for number in range(1, MOST_SEARCHES + 1):
         found = find(request, view, cost, options, host)
@@ -103,25 +102,28 @@ class FairnessVerdict:
     def make_job(self, name: str, cost_gpu_s: float) -> LeafJob:
         return LeafJob(name, self.queues.holds[name], cost_gpu_s, name in self.queues.outranked)
 
-    def mask_givers(self, names: Sequence[str]) -> Mask:
-        """Return (j,) whether the stop of a job alone could be fair. Jobs of one leaf and size are alike."""
-        known: dict[_Kind, bool] = {}
+    def mask_givers(self, names: Sequence[str], wanted: Mask) -> Mask:
+        """Return (j,) whether the stop of a job alone could be fair. Jobs of one leaf and size are alike.
+
+        wanted: (j,) bool, the jobs that matter. The others get False.
+        """
+        known: dict[Hashable, bool] = {}
         alone = self._stop(self._list_own_outranked())
         alone.add_held(self.leaf, self.amounts)
         found = np.zeros(len(names), bool)
-        for at, name in enumerate(names):
+        for at in np.flatnonzero(wanted).tolist():
+            name = names[at]
             hold = self.queues.holds.get(name)
             if hold is None or name in self.queues.outranking:
                 continue
             if name in self.queues.outranked:
                 found[at] = True
                 continue
-            kind = _make_kind(hold)
-            if kind not in known:
+            if hold.key not in known:
                 alone.add_held(hold.leaf, hold.amounts, -1.0)
-                known[kind] = self._is_fair(alone, hold.leaf, hold.amounts)
+                known[hold.key] = self._is_fair(alone, hold.leaf, hold.amounts)
                 alone.add_held(hold.leaf, hold.amounts)
-            found[at] = known[kind]
+            found[at] = known[hold.key]
         return found
 
     def _list_own_outranked(self) -> list[LeafJob]:
@@ -189,9 +191,9 @@ class FairnessVerdict:
         """
         final = self._stop(victims)
         final.add_held(self.leaf, self.amounts)
-        waiting: dict[_Kind, list[LeafJob]] = {}
+        waiting: dict[Hashable, list[LeafJob]] = {}
         for job in victims:
-            waiting.setdefault(_make_kind(job.hold), []).append(job)
+            waiting.setdefault(job.hold.key, []).append(job)
         while True:
             fits = [jobs for jobs in waiting.values() if jobs and _has_capacity(final, jobs[0].hold)]
             if not fits:
@@ -216,11 +218,6 @@ class FairnessVerdict:
         taker, top = taking[-1], giving[-1]
         within = taker.is_within_guarantee(dict.fromkeys(self.amounts, 0.0))
         return within or final.compute_share(taker) <= final.compute_share(top) + ROUNDING
-
-
-def _make_kind(hold: QueueHold) -> _Kind:
-    """Return what jobs have in common that count alike: the leaf, and the amounts."""
-    return hold.leaf, tuple(sorted(hold.amounts.items()))
 
 
 def _find_branches(standing: QueueStanding, taker: str, giver: str) -> tuple[list[QueueTotals], list[QueueTotals]]:

@@ -1,5 +1,6 @@
 """The room for a gang's members on each node while running jobs are stopped and restored."""
 
+from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -79,15 +80,19 @@ class VacatedRoom:
         if host is not None:
             in_order = (amounts[parts.order] for amounts in (host.cpus, host.memory_gib))
             self._part_host = np.stack([parts.spread_over_parts(amounts) for amounts in in_order])
-        self._count_all()
+        self.room = self._count_members(np.arange(len(view)), self._held, self._given_back)
+        self.domain_room = domains.sum_by_domain(self.room)
+
+    def copy(self) -> "VacatedRoom":
+        """Return a copy in which jobs can be stopped independently."""
+        other = copy(self)
+        other._held, other._given_back, other.room = self._held.copy(), self._given_back.copy(), self.room.copy()
+        return other
 
     def keep_candidates(self, candidates: Mask) -> None:
-        """Count room only on these nodes. candidates: (n,) bool."""
+        """Count room only on these nodes from now on. candidates: (n,) bool, a part of the present candidates."""
         self.candidates = candidates
-        self._count_all()
-
-    def _count_all(self) -> None:
-        self.room = self._count_members(np.arange(len(self.view)), self._held, self._given_back)
+        self.room = self.room * candidates
         self.domain_room = self.domains.sum_by_domain(self.room)
 
     def stop_only(self, stopped: Mask) -> None:

@@ -125,13 +125,15 @@ class VictimSearch:
         self.live = np.maximum(self.cost, LEAST_PRICE)
         self.domains = GangDomains.of(request, view)
         self.room = VacatedRoom(request, view, self.parts, self.domains, host)
-        self.room.stop_only(np.isfinite(self.cost))
-        self.room.keep_candidates(screen(request, self.room.make_filter_view(), options).passes)
-        self.most_room, self.most_members = self.room.room.copy(), int(self.room.domain_room.max(initial=0))
+        emptied = self.room.copy()
+        emptied.stop_only(np.isfinite(self.cost))
+        candidates = screen(request, emptied.make_filter_view(), options).passes
+        for room in (emptied, self.room):
+            room.keep_candidates(candidates)
+        self.most_room, self.most_members = emptied.room, int(emptied.domain_room.max(initial=0))
 
     def find_cheapest(self) -> ChosenVictims | NoVictims:
         """Return the cheapest set that was found, with the placement of the request."""
-        self.room.stop_only(np.zeros(len(self.cost), bool))
         found, bound = [self._keep_set()], 0.0
         if self.room.domain_room.max() < self.needed:
             found, bound = self._list_sets()

@@ -109,23 +109,32 @@ def test_a_gang_shrinks_for_the_next_request_of_its_own_queue_but_not_for_a_queu
     assert shrink(view, jobs, 1, queue="rest") is None  # it would hold more than the queue that gives
 
 
+def draw_gangs(rng: np.random.Generator) -> tuple[ClusterView, RunningJobs, int]:
+    """Draw elastic gangs and some free GPUs on up to eight nodes. Returns them with the GPUs of a member."""
+    n, each = int(rng.integers(2, 9)), int(rng.choice([2, 4, 8]))
+    holders = np.repeat(rng.integers(rng.choice([-1, 0]), rng.integers(1, 4), (n, G // each)), each, axis=1)
+    used = np.unique(holders[holders >= 0])
+    view = make_view(np.where(holders >= 0, np.searchsorted(used, holders), -1))
+    j = len(view.jobs)
+    step = rng.integers(1, 4, j)
+    size = np.array([(view.holders == at).sum() // each for at in range(j)], np.int64)
+    least = size - step * rng.integers(0, 4, j)
+    least = np.where(least < 1, size, least)
+    return view, make_gangs(view, [each] * j, least.tolist(), step.tolist()), each
+
+
+def shrink_for_drawn_request(view: ClusterView, jobs: RunningJobs, rng: np.random.Generator) -> ShrunkGangs | None:
+    levels: tuple[LevelName | None, ...] = (None, "rack", "node")
+    return shrink(view, jobs, int(rng.integers(1, 4)), int(rng.choice([1, 2, 4, 8])), levels[rng.integers(3)])
+
+
 @examples(400)
 @given(st.integers(0, 2**32))
 def test_sizes_stay_on_the_grid_and_the_request_fits(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    n, each = int(rng.integers(2, 9)), int(rng.choice([2, 4, 8]))
-    j = int(rng.integers(1, 4))
-    holders = np.repeat(rng.integers(0, j, (n, G // each)), each, axis=1)
-    holders = np.searchsorted(np.unique(holders), holders)
-    view = make_view(holders)
-    j = len(view.jobs)
-    step = rng.integers(1, 4, j)
-    size = np.array([(holders == at).sum() // each for at in range(j)])
-    least = size - step * rng.integers(0, 4, j)
-    least = np.where(least < 1, size, least)
-    jobs = make_gangs(view, [each] * j, least.tolist(), step.tolist())
-    levels: tuple[LevelName | None, ...] = (None, "rack", "node")
-    found = shrink(view, jobs, int(rng.integers(1, 4)), int(rng.choice([1, 2, 4, 8])), levels[rng.integers(3)])
+    view, jobs, each = draw_gangs(rng)
+    size, least, step = jobs.members, jobs.gang_min, jobs.gang_step
+    found = shrink_for_drawn_request(view, jobs, rng)
     if found is None:
         return
     gone = 0
@@ -142,6 +151,21 @@ def test_sizes_stay_on_the_grid_and_the_request_fits(seed: int) -> None:
     assert int((left.holders < 0).sum()) == int((view.holders < 0).sum()) + gone
     for rank in found.placed.decision.ranks:
         assert left.free[view.topology.names.index(rank.node), list(rank.gpus)].all()
+
+
+@examples(400)
+@given(st.integers(0, 2**32))
+def test_a_search_that_is_left_out_for_lack_of_gpus_finds_nothing(seed: int) -> None:
+    found = []
+    for bounds in (True, False):
+        rng = np.random.default_rng(seed)
+        view, jobs, _ = draw_gangs(rng)
+        with pytest.MonkeyPatch.context() as patch:
+            if not bounds:
+                patch.setattr("fleetcast.placement.elastic.shrink._may_be_enough", lambda *_: True)
+            one = shrink_for_drawn_request(view, jobs, rng)
+        found.append(one and (one.shrinks, one.placed.decision))
+    assert found[0] == found[1]
 
 
 def test_members_of_shared_or_uneven_jobs_never_leave_alone() -> None:
