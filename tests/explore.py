@@ -20,7 +20,7 @@ HANGS_S = 1800
 def main(
     paths: Annotated[list[str] | None, typer.Argument(help="Files of tests.  [default: all]")] = None,
     seconds: Annotated[float, typer.Option(help="Begin no further test after this time.")] = 240,
-    strength: Annotated[float, typer.Option(help="FLEETCAST_FUZZ: 0.2 as in make test, 2 for ten times as many.")] = 1,
+    strength: Annotated[float, typer.Option(help="FLEETCAST_FUZZ: 0.12 as in make test, 1.2 for ten times more.")] = 1,
     seed: Annotated[int | None, typer.Option(help="Repeat this one.  [default: a fresh one]")] = None,
     processes: Annotated[int, typer.Option(help="How many side by side.")] = 2,
 ) -> None:

@@ -41,6 +41,7 @@ REQUIRED = {  # what a command needs beside the option under test
     "backfill": {"--timeout": "0.2", "URL": "http://127.0.0.1:1"},
     "train history": {"--nodes": "empty"},
     "play": {"--capacity": "8"},
+    "simulate starts": {"--nodes": "2"},  # the usual fleet has weeks of jobs, which take seconds to draw
     "models promote": {"KIND": "risk"},
     "models shadow": {"KIND": "risk"},
     "state backup": {"TO": "copy"},
@@ -62,7 +63,10 @@ IMPORTED_LATE = (  # by commands or by their libraries when they run; an import 
     *(
         "fleetcast.service.start_checks",
         "fleetcast.service.pipeline.role",
+        "fleetcast.service.api.role",
+        "fleetcast.ingest.kafka.output",
         "fleetcast.training.sites.histories",
+        "fleetcast.training.fits.fit",
         "fleetcast.schedulers.slurm",
     ),
     *("pydantic.json_schema", "pydantic.type_adapter", "lz4.frame", "zstandard", "fsspec.core"),

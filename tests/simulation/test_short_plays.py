@@ -10,7 +10,7 @@ import pytest
 
 from tests.simulation.short_plays import ShortPlay, find_broken_law, play_short
 
-FEW = 150
+FEW = 50
 BLOCK = 500
 MANY = int(os.environ.get("FLEETCAST_SHORT_PLAYS", "2000"))
 

@@ -27,6 +27,7 @@ from tests.service.api_world import publish
 from tests.service.certificate_files import Authority, Pair, openssl
 
 TOKEN = "0123456789abcdef"
+PAUSE_S = 0.005  # between the requests of a client: some hundred a second are load enough
 EXPIRED = "20210101000000Z"
 
 
@@ -234,6 +235,7 @@ def test_certificates_change_under_load_and_no_request_fails(api: Api, site: Sit
                 if answer.status != 200 or not json.loads(answer.read()):
                     failures.append(f"answered {answer.status}")
                 asked[0] += 1
+                over.wait(PAUSE_S)
                 if not keeps:
                     connection.close()
             except (OSError, http.client.HTTPException) as error:

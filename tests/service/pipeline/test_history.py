@@ -35,7 +35,7 @@ from tests.service.archive_kills import BATCHES, METRICS, events_of, samples_of
 ROOT = Path(__file__).resolve().parents[3]
 NOW_MS = 1_789_000_000_000
 POWER = find_metric_row(EntityKind.GPU, "power_w")
-KILLS = 25
+KILLS = 10
 
 
 def count(folder: Path, what: str, dataset: str = "samples") -> Any:

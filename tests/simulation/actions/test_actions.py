@@ -11,10 +11,10 @@ ACTIONS = ("--world", "actions")
 
 
 def test_a_short_run_of_actions_breaks_no_law_and_repeats() -> None:
-    run = simulate(*ACTIONS, "--seed", "3", "--steps", "600")
+    run = simulate(*ACTIONS, "--seed", "3", "--steps", "300")
     assert run["failure"] is None
     assert run["action sent"] > 0
-    assert run["digest"] == simulate(*ACTIONS, "--seed", "3", "--steps", "600")["digest"]
+    assert run["digest"] == simulate(*ACTIONS, "--seed", "3", "--steps", "300")["digest"]
 
 
 @pytest.mark.simulation
