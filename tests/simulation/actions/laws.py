@@ -15,7 +15,7 @@ within bounds    between two resets, no hour takes more GPUs than the shares of 
 paused           nothing is sent while actions are paused, or while the circuit breaker is open
 chain            the audit trail verifies
 
-`GrowthLaws` has those of gangs that grow.
+`GrowthLaws` has those of gangs that grow, and `RecoveryLaws` those of gangs that leave nodes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +27,7 @@ from fleetcast.placement.actions.life import FOLLOWED_BY, ActionRecord, ActionSt
 from fleetcast.placement.ledger.ledger import Intent
 from tests.simulation.actions.fleet import FleetJob
 from tests.simulation.actions.growth_laws import GrowthLaws
+from tests.simulation.actions.recovery_laws import RecoveryLaws
 from tests.simulation.oracle import Broken
 
 GUARANTEED = {"owed": 64, "lender": 64}  # GPUs
@@ -62,6 +63,7 @@ class ActionLaws:
     reset_steady_ms: int = -1
     wishes: dict[str, object] = field(default_factory=dict)
     growth: GrowthLaws = field(default_factory=GrowthLaws)
+    recovery: RecoveryLaws = field(default_factory=RecoveryLaws)
     checks: int = 0
 
     def check_actions(self, rows: Iterable[ActionRecord], steady_ms: int, now_ms: int, may_send: bool) -> None:
@@ -100,6 +102,7 @@ class ActionLaws:
             raise Broken("paused", f"{row.action_id} was sent all the same")
         self._check_fairness(row)
         self.growth.check_sending(row, now_ms)
+        self.recovery.check_sending(row)
         wish = row.action_id.rpartition("-")[0]
         for action_id, sent in self.sent.items():
             last = self.known[action_id]

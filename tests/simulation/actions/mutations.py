@@ -12,6 +12,7 @@ from fleetcast.placement.actions.life import ActionRecord
 from fleetcast.placement.elastic import grow
 from fleetcast.placement.ledger.actions import ActionTable
 from fleetcast.placement.reclaim.fairness import FairnessVerdict
+from fleetcast.placement.recovery import replacement
 from fleetcast.service.placer import action_follow, growth
 from fleetcast.service.placer.actions import ActionControl
 from fleetcast.service.placer.promised_sets import PromisedSets
@@ -47,7 +48,16 @@ def _list_actions_but_growth(self: PromisedSets) -> list[Any]:
     return [row for row in rows if not row.action.payer and row.action.kind is not ActionKind.GROW]
 
 
+def _shrink_by_what_was_lost(self: Any) -> int:
+    """Return the members on healthy nodes of an elastic gang, whatever sizes it may have."""
+    sizes, each = self.gang.request.members, self.gang.gpus_per_member
+    return sum(len(rank.gpus) for rank in self.pinned) // each if sizes.min < sizes.desired and each else 0
+
+
 ACTION_MUTATIONS = {
+    "recovery-to-any-size": Mutation(
+        3, ("size",), replacement._RecoverySearch, "_count_members_after_shrink", _shrink_by_what_was_lost
+    ),
     "growth-held-for-nobody": Mutation(
         1, ("to the gang", "given once"), PromisedSets, "_list_gang_actions", _list_actions_but_growth
     ),

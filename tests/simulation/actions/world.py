@@ -34,6 +34,7 @@ from tests.service.placer.test_queues import QueueWorld
 from tests.service.placer_world import GPUS, NODES, RACK, World
 from tests.simulation.actions.fleet import QUEUES, SCRAPE_MS, ActionBoard, FleetJob, FleetTruth, draw_gang
 from tests.simulation.actions.laws import GUARANTEED, ActionLaws
+from tests.simulation.actions.recovery_laws import check_size
 from tests.simulation.disk import Killed
 from tests.simulation.oracle import Broken
 
@@ -312,7 +313,8 @@ class ActionWorld:
         self._note("a board and a pass")
         self._publish()
         self.laws.running = frozenset(job.key for job in self.truth.running.values())
-        self.laws.growth.jobs = {job.name: copy(job) for job in self.truth.running.values()}
+        self.laws.growth.jobs = self.laws.recovery.jobs = {row.name: copy(row) for row in self.truth.running.values()}
+        self.laws.recovery.lost = frozenset(self.truth.lost)
         is_deaf = self.placer.board.is_deaf and self.placer.board.has_telemetry
         self.laws.growth.closed = frozenset(range(NODES) if is_deaf else {*self.truth.lost, *self.truth.failing})
         kills = self.counts["kills"]
@@ -536,7 +538,7 @@ class ActionWorld:
         if users:
             raise Broken("given once", f"{job.name} gets nodes of {users[0].name}, attempt {users[0].attempt}")
         self._note(f"{job.name} continues on {order.places} instead of {order.leaves}")
-        self.counts[f"done {order.kind}"] += 1
+        self.counts[f"done {order.kind}{'' if order.payer or order.kind != 'shrink' else ' of recovery'}"] += 1
         if job.manner is Manner.LIE:
             left = tuple(node for node in order.leaves if node not in self.truth.lost)
             ghost = FleetJob(job.name, job.attempt, job.queue, left, job.started_ms, self.steady_ms + 900_000)
@@ -544,6 +546,8 @@ class ActionWorld:
             self.truth.ghosts.append(ghost)
         job.nodes = (*(node for node in job.nodes if node not in order.leaves), *order.places)
         job.placed_ms = self.now_ms
+        if order.kind != "replace":
+            check_size(job, len(job.nodes), order.action_id)
 
     # -- faults
 

@@ -1,0 +1,48 @@
+"""Check that each law of gangs that leave nodes can be broken."""
+
+from typing import Any
+
+import pytest
+
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.placement.actions.action import ActionKind
+from fleetcast.placement.actions.life import ActionRecord, ActionState, LifeStep
+from tests.placement.actions.action_world import make_action
+from tests.service.placer_world import GPUS, RACK
+from tests.simulation.actions.fleet import FleetJob
+from tests.simulation.actions.recovery_laws import RecoveryLaws
+from tests.simulation.oracle import Broken
+
+SHRINK, REPLACE = ActionKind.SHRINK, ActionKind.REPLACE
+
+
+def make_ranks(*nodes: int) -> tuple[RankPlacement, ...]:
+    return tuple(RankPlacement(rank, f"n{node + 1:02d}", tuple(range(GPUS))) for rank, node in enumerate(nodes))
+
+
+@pytest.mark.parametrize(("kind", "leaves", "places", "changes", "law"), [
+    (SHRINK, (2, 3), (), {}, ""),
+    (SHRINK, (3,), (), {}, "size"),
+    (SHRINK, (1, 2, 3), (), {}, "size"),
+    (SHRINK, (2, 3), (), {"gang": None}, "size"),
+    (SHRINK, (1, 2), (), {}, "leaves"),
+    (SHRINK, (3, 9), (), {}, "leaves"),
+    (REPLACE, (3,), (RACK,), {}, ""),
+    (REPLACE, (3,), (RACK, RACK + 1), {}, "size"),
+    (REPLACE, (2,), (RACK,), {}, "leaves"),
+    (REPLACE, (3,), (RACK,), {"is_in_rack": True}, "domain"),
+])  # fmt: skip
+def test_an_action_of_recovery_breaks_a_law(
+    kind: ActionKind, leaves: tuple[int, ...], places: tuple[int, ...], changes: dict[str, Any], law: str
+) -> None:
+    job = FleetJob("a", 1, "owed", (0, 1, 2, 3), 0, 0, **{"gang": (2, 6, 2), **changes})
+    laws = RecoveryLaws({"a": job}, frozenset({3}))
+    fields = {"kind": kind, "gpus": float(GPUS * len(leaves)), "payer": ""}
+    action = make_action("a", ranks=make_ranks(*leaves), places=make_ranks(*places), **fields)
+    record = ActionRecord("x-1", action, (LifeStep(ActionState.PROPOSED, 0), LifeStep(ActionState.SENT, 0)))
+    if not law:
+        laws.check_sending(record)
+        return
+    with pytest.raises(Broken) as broken:
+        laws.check_sending(record)
+    assert broken.value.law == law
