@@ -133,26 +133,8 @@ class RiskRecord:
         return [self._make_calibration(at, horizon_s) for at, horizon_s in enumerate(RISK_HORIZONS_S)]
 
     def _make_calibration(self, at: int, horizon_s: int) -> "Calibration":
-        count, predicted, seen = self.count[at], self.predicted[at], self.seen[at]
-        total, came = float(count.sum()), float(seen.sum())
-        base = total and came / total * (1 - came / total)
-        edges = (0.0, *EDGES, 1.0)
-        return Calibration(
-            horizon_s=horizon_s,
-            matured=int(total),
-            faults=int(came),
-            mean_p=round(float(predicted.sum()) / total, 6) if total else None,
-            observed=round(came / total, 6) if total else None,
-            brier_skill=round(1 - float(self.squares[at]) / total / base, 4) if base else None,
-            bins=[
-                Bin(low, high, int(n), round(p / n, 6), round(share / n, 6))
-                for low, high, n, p, share in zip(
-                    edges, edges[1:], count.tolist(), predicted.tolist(), seen.tolist(), strict=False
-                )
-                if n
-            ],
-            since_ms=self.since_ms,
-        )
+        count, predicted, seen = (sums[at].tolist() for sums in (self.count, self.predicted, self.seen))
+        return make_calibration(horizon_s, count, predicted, seen, float(self.squares[at]), self.since_ms)
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return a copy for a snapshot: parts that can be written as JSON, and arrays by name."""
@@ -214,3 +196,31 @@ class Calibration(msgspec.Struct):
     brier_skill: float | None
     bins: list[Bin]
     since_ms: int
+
+
+def make_calibration(
+    horizon_s: int,
+    count: Sequence[float],
+    predicted: Sequence[float],
+    seen: Sequence[float],
+    squares: float,
+    since_ms: int,
+) -> Calibration:
+    """Return the calibration of sums by bin of probability. squares: the sum of squared errors of all bins."""
+    total, came = sum(count), sum(seen)
+    base = total and came / total * (1 - came / total)
+    edges = (0.0, *EDGES, 1.0)
+    return Calibration(
+        horizon_s=horizon_s,
+        matured=int(total),
+        faults=int(came),
+        mean_p=round(sum(predicted) / total, 6) if total else None,
+        observed=round(came / total, 6) if total else None,
+        brier_skill=round(1 - squares / total / base, 4) if base else None,
+        bins=[
+            Bin(low, high, int(n), round(p / n, 6), round(share / n, 6))
+            for low, high, n, p, share in zip(edges, edges[1:], count, predicted, seen, strict=False)
+            if n
+        ],
+        since_ms=since_ms,
+    )

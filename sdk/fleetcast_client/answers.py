@@ -47,12 +47,16 @@ class ActionSwitches(TypedDict):
 
 
 class ActionList(TypedDict):
-    """A page of actions. `cursor`: the value of `after` for the next page."""
+    """A page of actions. `cursor`: the value of `after` for the next page.
+
+    `foreseen`: how often nodes failed after advice to replace them early. None without a right to read all queues.
+    """
 
     as_of_ms: int
     rows: list[ActionRow]
     cursor: int
     switches: ActionSwitches
+    foreseen: dict[str, Any] | None
 
 
 class PlannedAction(ActionRow):

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from fleetcast.fleet.requests import Decision, RankPlacement
+from fleetcast.models.risk.record import Calibration
 from fleetcast.placement.actions.action import ActionCost, ActionKind, RejectedSet
 from fleetcast.placement.actions.life import ActionState, LifeStep
 from fleetcast.placement.plan.reclaiming import ReclaimCode
@@ -75,13 +76,15 @@ class ActionSwitches(msgspec.Struct, kw_only=True):
 class ActionList(msgspec.Struct):
     """A page of actions in the order of their last changes.
 
-    `cursor`: the value of `after` for the next page, and for what changes later.
+    `cursor`: the value of `after` for the next page, and for what changes later. `foreseen`: how often nodes failed
+    after advice to replace them early, null for callers who may read only some queues.
     """
 
     as_of_ms: int
     rows: Sequence[ActionRow]
     cursor: int
     switches: ActionSwitches
+    foreseen: Calibration | None = None
 
 
 class ActionReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

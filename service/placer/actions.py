@@ -13,6 +13,8 @@ import msgspec
 
 from fleetcast.fleet.clock import Clock, ClockWatch
 from fleetcast.fleet.errors import ConflictError, UnknownEntity
+from fleetcast.models.risk.foreseen import ForeseenRecord
+from fleetcast.models.risk.record import Calibration
 from fleetcast.placement.actions.action import STOPPING, ActionKind, JobAction, check_action
 from fleetcast.placement.actions.breaker import BreakerCapacity, BreakerLimits, CircuitBreaker
 from fleetcast.placement.actions.life import ActionRecord, ActionState, IllegalTransition, may_return
@@ -25,6 +27,7 @@ from fleetcast.service.placer.metrics import ActionMetrics
 logger = logging.getLogger(__name__)
 
 SWITCHES = "actions"  # the ledger's mark with the switches
+FORESEEN_RECORD = "foreseen"  # the ledger's mark with the record of foreseen failures
 PLACER = "placer"
 PAUSED, RESUMED, OPENED, RESET = "actions_paused", "actions_resumed", "actions_stopped", "actions_reset"
 MOST_OF_JOB = 20  # actions that `list_last_of` returns
@@ -165,6 +168,10 @@ class ActionControl:
         by_ms = self._postponed_ms[record.action_id]
         return record.action.by_ms + (max(0, by_ms) if record.action_id in self._inherited else by_ms)
 
+    def make_foreseen_calibration(self) -> Calibration:
+        """Return how often nodes failed after advice to replace them early."""
+        return ForeseenRecord.load(self._ledger.find_mark(FORESEEN_RECORD)).make_calibration()
+
     def update_metrics(self, now_ms: int) -> None:
         """Set the metrics to the present state."""
         oldest_s: dict[str, float] = {}
@@ -177,6 +184,7 @@ class ActionControl:
         self._metrics.set_open(self._table.count_by_kind_and_state(), oldest_s)
         self._metrics.paused.set(switches.paused_ms is not None)
         self._metrics.breaker.set(switches.breaker.is_open)
+        self._metrics.set_foreseen(self.make_foreseen_calibration())
 
     # -- the pass
 

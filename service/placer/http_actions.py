@@ -41,6 +41,7 @@ async def list_actions(request: Request, context: PlacerContext, query: Query) -
         [make_action_row(control, record) for record in rows],
         cursor,
         make_switches(control.switches, own.is_bound),
+        None if own.is_bound else control.make_foreseen_calibration(),
     )
     return Response(encode(body), 200, NOW, media_type=JSON)
 

@@ -1,9 +1,11 @@
 """The placer's own Prometheus metrics."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
+from fleetcast.models.risk.record import Calibration
 from fleetcast.models.start_record import LOOKS_S, StartRecord
 from fleetcast.placement.ahead.start_time import LEVELS
 from fleetcast.placement.machines.fragmentation import PoolFragments
@@ -149,6 +151,29 @@ class ActionMetrics:
         self.breaker = Gauge(
             "fleetcast_actions_breaker_open", "1 while the circuit breaker of actions is open.", registry=registry
         )
+        self._add_foreseen(registry)
+
+    def _add_foreseen(self, registry: CollectorRegistry) -> None:
+        """Add the metrics of advice to replace nodes before they fail."""
+        self.foreseen_matured = Gauge(
+            "fleetcast_foreseen_matured_advices",
+            "Advices to replace nodes before they fail whose time is over.",
+            registry=registry,
+        )
+        self.foreseen_mean = Gauge(
+            "fleetcast_foreseen_mean_forecast_ratio",
+            "Mean probability of a failure in these advices.",
+            registry=registry,
+        )
+        self.foreseen_observed = Gauge(
+            "fleetcast_foreseen_observed_ratio", "Share of these advices that a lost node followed.", registry=registry
+        )
+
+    def set_foreseen(self, calibration: Calibration) -> None:
+        """Set the calibration of foreseen failures. Its ratios are NaN before any advice has matured."""
+        self.foreseen_matured.set(calibration.matured)
+        self.foreseen_mean.set(math.nan if calibration.mean_p is None else calibration.mean_p)
+        self.foreseen_observed.set(math.nan if calibration.observed is None else calibration.observed)
 
     def set_open(self, counts: Mapping[tuple[str, str], int], oldest_s: Mapping[str, float]) -> None:
         """Set the counts of open actions, and the age of the oldest of each executor.

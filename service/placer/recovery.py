@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.nodes import NodeState
+from fleetcast.models.risk.foreseen import ForeseenFailure, ForeseenRecord
 from fleetcast.placement.actions.action import ActionKind, JobAction
 from fleetcast.placement.actions.life import ActionRecord, ActionState
 from fleetcast.placement.machines.options import Options
@@ -27,7 +28,7 @@ from fleetcast.placement.recovery.foresight import compute_set_probability, shou
 from fleetcast.placement.recovery.replacement import find_recovery
 from fleetcast.placement.recovery.spares import choose_spare_nodes
 from fleetcast.placement.recovery.steps import RecoveryStep
-from fleetcast.service.placer.actions import ActionControl
+from fleetcast.service.placer.actions import FORESEEN_RECORD, ActionControl
 from fleetcast.service.placer.broken_gangs import (
     FORESEEN,
     LOST,
@@ -80,6 +81,25 @@ class RecoveryAdvisor:
         self._control.propose([action for action in actions if action not in due], now_ms, may_repeat=True)
         for action in due:
             self._send(action, now_ms)
+        self._record_foresight(actions, fleet.view, now_ms)
+
+    def _record_foresight(self, actions: Sequence[JobAction], view: ClusterView, now_ms: int) -> None:
+        """Follow the advice on nodes that are likely to fail, and score the advice whose outcome is known."""
+        record, horizon_s = ForeseenRecord.load(self._queues.ledger.find_mark(FORESEEN_RECORD)), view.risk_horizon_s
+        foreseen = [action for action in actions if action.reason.code.startswith(FORESEEN)]
+        if not (record.waiting or foreseen):
+            return
+        names = np.array(view.topology.names)
+        lost, away = view.state == NodeState.LOST, view.state != NodeState.IN_SERVICE
+        changed = record.score_due(set(names[lost].tolist()), set(names[away].tolist()), now_ms)
+        for action in foreseen:
+            held = (view.holders == view.jobs.index(action.job)).any(axis=1)
+            nodes, p = tuple(names[held & mask_likely_to_fail(view)].tolist()), action.reason.numbers["p"]
+            if nodes:
+                failure = ForeseenFailure(action.job, action.attempt, nodes, p, horizon_s, now_ms)
+                changed |= record.record_advice(failure)
+        if changed:
+            self._queues.ledger.record_marks(**{FORESEEN_RECORD: msgspec.to_builtins(record)})
 
     def _withdraw_overtaken(self, own: Sequence[ActionRecord], observed: ObservedFleet, now_ms: int) -> set[str]:
         """Withdraw sent actions whose job has finished, or that no executor has begun and that no longer suit.
@@ -157,6 +177,12 @@ def is_within_bounds(action: JobAction, bounds: SendingBounds, now_ms: int) -> b
     return not advice and not bounds.explain_bound({action.queue: action.gpus}, now_ms)
 
 
+def mask_likely_to_fail(view: ClusterView) -> Mask:
+    """Return (n,) whether a node that is not lost is advised to be drained, or is sure to fail."""
+    is_advised = (view.advice == Advice.DRAIN) & (view.p_fail > 0)
+    return np.asarray((view.state != NodeState.LOST) & (is_advised | (view.p_fail >= 1)))
+
+
 class _GangSearch:
     """The search for what each gang of a fleet needs. before: job → its open action."""
 
@@ -175,7 +201,7 @@ class _GangSearch:
         """
         view = self._view
         lost = view.state == NodeState.LOST
-        likely = ~lost & (((view.advice == Advice.DRAIN) & (view.p_fail > 0)) | (view.p_fail >= 1))
+        likely = mask_likely_to_fail(view)
         concerned = {*np.unique(view.holders[lost | likely]).tolist()}
         concerned |= {row for row, node in enumerate(self._jobs.slow_node) if node}
         actions: list[JobAction] = []

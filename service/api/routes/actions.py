@@ -80,6 +80,16 @@ PLAN = {
     "promised": [{**PROMISED, "actions": [ACTION["action_id"]], "number": 1}],
     "switches": SWITCHES,
 }
+FORESEEN = {
+    "horizon_s": 3600,
+    "matured": 12,
+    "faults": 5,
+    "mean_p": 0.45,
+    "observed": 0.416667,
+    "brier_skill": 0.11,
+    "bins": [{"low": 0.2, "high": 0.5, "n": 12, "p": 0.45, "observed": 0.416667}],
+    "since_ms": 1759000000000,
+}
 REPLY = {"job": "train-7", "attempt": 1}
 
 
@@ -115,7 +125,13 @@ ROWS = (
         (422, 503),
         by_queue=True,
         answer=ActionList,
-        example={"as_of_ms": 1760000005000, "rows": [ACTION], "cursor": 1042, "switches": SWITCHES},
+        example={
+            "as_of_ms": 1760000005000,
+            "rows": [ACTION],
+            "cursor": 1042,
+            "switches": SWITCHES,
+            "foreseen": FORESEEN,
+        },
     ),
     _make_switch_row("pause", "Send no further action", {**SWITCHES, "paused_ms": 1760000005000, "paused_by": "ada"}),
     _make_switch_row("resume", "Send actions again", SWITCHES),

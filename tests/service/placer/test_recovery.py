@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client import generate_latest
 
 from fleetcast.fleet.nodes import NodeState
 from fleetcast.models.risk.rules import ACTIONS
@@ -147,3 +148,27 @@ def test_nothing_is_proposed_while_reclaim_is_off(tmp_path: Path) -> None:
     world.run_jobs(big=range(4))
     assert world.lose(0) == []
     world.close()
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_the_calibration_of_foreseen_failures_is_published_and_survives_a_restart(
+    world: FaultyWorld, is_lost: bool
+) -> None:
+    def read() -> dict[str, Any]:
+        return dict(world.ask("GET", "/actions")["foreseen"])
+
+    world.beat(1000 * OLD_S)
+    world.board.risk, world.board.drained = {1: (0.4, "it fails soon")}, (1,)  # type: ignore[attr-defined]
+    for _ in range(3):
+        world.pass_at(30)
+    assert (read()["matured"], read()["mean_p"]) == (0, None)
+    world.restart()
+    world.board.drained, world.board.lost = (), (1,) if is_lost else ()  # type: ignore[attr-defined]
+    for _ in range(13):
+        world.pass_at(300)
+    found = read()
+    assert (found["matured"], found["faults"], found["mean_p"]) == (1, int(is_lost), 0.4)
+    world.service.actions.update_metrics(world.clock.now_ms())
+    page = generate_latest(world.service.metrics.registry).decode()
+    assert "fleetcast_foreseen_matured_advices 1.0" in page
+    assert f"fleetcast_foreseen_observed_ratio {float(is_lost)}" in page
