@@ -67,7 +67,8 @@ class QuantileTracker:
 
         quantiles: (candidate, quantile, series) before the offsets are added.
         """
-        return np.sort(quantiles + self.offset[:, :, step] * self.compute_trust()[step], axis=1)
+        trust = self.seen[step] / (self.seen[step] + HALF_TRUST * self.overlap[step])
+        return np.sort(quantiles + self.offset[:, :, step] * trust, axis=1)
 
     def compute_trust(self) -> Array:
         """Return (step, series) the share of each offset that is applied, from 0 to 1.

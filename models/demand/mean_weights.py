@@ -52,7 +52,9 @@ class MeanWeights:
         """
         mean = raw[-1]
         slope = (outcome <= mean) - LEVELS[:, None]
-        regret = scale_to_units(2 * (slope * (raw[:-1] - mean)).mean(axis=1), self._tracker.size[at])
+        regret = scale_to_units(
+            2 * (np.add.reduce(slope * (raw[:-1] - mean), axis=1) / len(LEVELS)), self._tracker.size[at]
+        )
         share = 1 / self._tracker.overlap[at]
         moved = self.standing[:, at] * 0.5 ** (share / WEIGHT_HALF) - WEIGHT_RATE * share * regret
         self.standing[:, at] = np.where(known, moved, self.standing[:, at])

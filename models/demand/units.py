@@ -26,7 +26,7 @@ def compute_pinball_loss(quantiles: Array, outcome: Array) -> Array:
     """
     gap = outcome - quantiles
     levels = LEVELS.reshape(-1, *[1] * (quantiles.ndim - 1))
-    return np.asarray(2 * np.maximum(levels * gap, (levels - 1) * gap).mean(axis=0))
+    return np.asarray(2 * (np.add.reduce(np.maximum(levels * gap, (levels - 1) * gap)) / len(LEVELS)))
 
 
 def are_whole_numbers(values: Array) -> NDArray[np.bool_]:
@@ -49,4 +49,5 @@ def scale_to_units(values: Array, size: Array, least: float = -MOST_REGRET) -> A
     Where the size is 0, any value other than 0 counts as MOST_REGRET units.
     """
     units = np.divide(values, size, out=np.sign(values) * MOST_REGRET, where=size > 0)
-    return np.nan_to_num(units, posinf=np.inf, neginf=-np.inf).clip(least, MOST_REGRET)
+    units[np.isnan(units)] = 0.0
+    return units.clip(least, MOST_REGRET, out=units)
