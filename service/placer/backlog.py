@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from fleetcast.fleet.errors import StaleError
-from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.fleet.requests import Decision, PlacementRequest
 from fleetcast.placement.ahead.start_time import LEVELS
 from fleetcast.placement.engine import is_still_valid
 from fleetcast.placement.ledger.ledger import QueueEntry
@@ -60,7 +60,7 @@ class RequestBacklog:
         self.dropped_claims = DroppedClaims()
         self.planned: Plan | None = None  # the last pass, while something waits
         self.pass_ms: int | None = None  # when the last pass began
-        self._growth = GrowthAdvisor(advisor.control, queues, advisor.executors)
+        self.growth = GrowthAdvisor(advisor.control, queues, advisor.executors)
         self.starts: StartTimes = {}  # of what waits, as of the last refresh of the sampler
         self.start_notes = StartNotes()
 
@@ -84,7 +84,7 @@ class RequestBacklog:
             self._advisor.withdraw_all("no request waits", self._clock.now_ms())
             with suppress(StaleError):
                 observed = self._recover(self._view.observe_fleet(), self._options())  # charges go on as well
-                self._growth.record_growth(None, self._queues.make_turns(observed), observed, self._options())
+                self.growth.record_growth(None, self._queues.make_turns(observed), observed, self._options())
             return None
         try:
             options = self._options()
@@ -145,11 +145,11 @@ class RequestBacklog:
 
         A request must be planned again if another decision took its GPUs while the plan was computed.
         """
-        observed, growths = self._view.observe_for_pass(), self._growth.list_withdrawable()
+        observed, growths = self._view.observe_for_pass(), self.growth.list_withdrawable()
         self.turns = begun.turns
         unchanged = observed is begun.observed
         view, promised, turns = observed.view, self._view.find_promised_attempts(), self._queues.make_turns(observed)
-        placed = lost = 0
+        placed, lost = list[Decision](), 0
         waits = {
             wait.entry.request.request_id: wait for wait in (*planned.waiting, *begun.make_stranded_waits(planned))
         }
@@ -172,19 +172,19 @@ class RequestBacklog:
                 turns.record_placement(request, decision)
                 self._metrics.decisions.labels("placed", "queue").inc()
                 view = view if unchanged else add_request_placement(view, request, decision.ranks)
-                growths = self._growth.make_way(growths, decision, begun.options.now_ms)
-                placed += 1
+                placed.append(decision)
+            self.growth.make_way(growths, placed, turns.standing, view, begun.options.now_ms)
             self._advisor.record_proposal(planned.proposal, begun.observed, begun.options.now_ms, unchanged)
             self._ledger.record_marks(
                 over_quota=sorted(name for name, wait in waits.items() if wait.reason.is_over_quota)
             )
         if unchanged:
-            self._growth.record_growth(planned, begun.turns, observed, begun.options)
+            self.growth.record_growth(planned, begun.turns, observed, begun.options)
         self.waits = waits
         self._queues.file.confirm_tree()
         self.planned, self.pass_ms = planned, begun.options.now_ms
         self._metrics.queue_length.set(len(self._ledger.list_queue_entries()))
-        return placed, lost
+        return len(placed), lost
 
     def _sort_out_entries(
         self, queue: Sequence[QueueEntry], observed: ObservedFleet

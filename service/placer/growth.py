@@ -5,7 +5,7 @@ the GPUs for the job until the action ends (`fleetcast.service.placer.growth_hol
 circuit breaker does not count it. But nothing is sent while the breaker is open or actions are paused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from fleetcast.placement.actions.life import ActionRecord, ActionState
 from fleetcast.placement.elastic.grow import GangGrowth, find_fitting, fits_on_gpus, propose_growth
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.running_jobs import RUN_LEVELS
+from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.promised import make_gang_hold_name
 from fleetcast.placement.plan.queue import Plan
 from fleetcast.placement.plan.timeline import Hold, add_placements
@@ -34,6 +35,7 @@ from fleetcast.service.placer.view import ObservedFleet
 
 MEDIAN = RUN_LEVELS.index(0.5)
 WANTED = "a request waits for the GPUs"
+OVER_LIMIT = "its queue may hold no more"
 
 
 class AfterPass(NamedTuple):
@@ -83,7 +85,7 @@ class AfterPass(NamedTuple):
         if self.standing is not None and self.standing.find_refusing_queue(
             action.queue, count_places(action.places, view)
         ):
-            return "its queue may hold no more"
+            return OVER_LIMIT
         return ""
 
     def hold(self, record: ActionRecord) -> "AfterPass":
@@ -116,19 +118,31 @@ class GrowthAdvisor:
         """Return the growths that were sent and may still be withdrawn for a request."""
         return list_growths(self._queues.ledger).withdrawable
 
-    def make_way(self, growths: Sequence[ActionRecord], decision: Decision, now_ms: int) -> Sequence[ActionRecord]:
-        """Withdraw growths whose GPUs a pass gives to a request. Returns the other ones.
+    def make_way(
+        self,
+        growths: Sequence[ActionRecord],
+        placed: Iterable[Decision],
+        standing: QueueStanding | None,
+        view: ClusterView,
+        now_ms: int,
+    ) -> None:
+        """Withdraw growths whose GPUs requests get, or whose queue may hold no more with these requests.
 
-        The caller holds the ledger's transaction.
+        standing: what the queues hold with the requests and without the growths. The caller holds the ledger's
+        transaction.
         """
-        given = {(rank.node, gpu) for rank in decision.ranks for gpu in rank.gpus} if growths else set()
-        left = list[ActionRecord]()
+        if not growths:
+            return
+        given = {(rank.node, gpu) for decision in placed for rank in decision.ranks for gpu in rank.gpus}
+        standing = None if standing is None else standing.copy()
         for record in growths:
-            if given.isdisjoint((place.node, gpu) for place in record.action.places for gpu in place.gpus):
-                left.append(record)
-            else:
+            queue, amounts = record.action.queue, count_places(record.action.places, view)
+            if not given.isdisjoint((place.node, gpu) for place in record.action.places for gpu in place.gpus):
                 self._control.withdraw(record.action_id, WANTED, now_ms)
-        return left
+            elif standing is not None and standing.find_refusing_queue(queue, amounts):
+                self._control.withdraw(record.action_id, OVER_LIMIT, now_ms)
+            elif standing is not None:
+                standing.add_held(queue, amounts)
 
     def record_growth(self, planned: Plan | None, turns: QueueTurns, observed: ObservedFleet, options: Options) -> None:
         """Store which gangs should grow on GPUs that a pass left free, and send what the policy lets executors do.

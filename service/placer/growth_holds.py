@@ -1,7 +1,8 @@
 """Growth that was sent and has not ended: `PromisedSets.add_holds` holds its places for the gang.
 
-Before the job's own agent accepts, a pass may still give the GPUs to a request. The placer withdraws the growth in the
-same transaction, and the agent's reply then gets a conflict. From the acceptance on nobody else gets them.
+Before the job's own agent accepts, a pass or a placement may still give the GPUs to a request. The placer withdraws the
+growth in the same transaction, and the agent's reply then gets a conflict. From the acceptance on nobody
+else gets them.
 """
 
 from collections.abc import Sequence

@@ -151,7 +151,7 @@ class PromisedView:
         return self.observe_fleet()
 
     def observe_for_pass(self) -> ObservedFleet:
-        """Return the newest view, in which GPUs are free whose growth may be withdrawn for a request.
+        """Return the newest view for a decision, in which GPUs are free whose growth may be withdrawn for a request.
 
         Raises StaleError if it is stale, or while the parts of the state disagree.
         """

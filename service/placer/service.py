@@ -118,12 +118,13 @@ class PlacementService:
         if not request.dry_run and (before := self.ledger.find_stored_reply(request)) is not None:
             return before
         self.check_names(request)
-        observed = self.view.observe_fleet()
+        observed = self.view.observe_for_pass()
         if not request.dry_run and (
             why := explain_attempt_conflict(request, observed, self.view.find_promised_attempts())
         ):
             raise ConflictError(why)
-        leaf, allowed = self.queues.find_leaf(request), self.queues.make_turns(observed).limit_to_quota(request)
+        leaf, turns = self.queues.find_leaf(request), self.queues.make_turns(observed)
+        allowed = turns.limit_to_quota(request)
         began = time.perf_counter()
         if isinstance(allowed, str):
             decision = self.decisions.make_decision(request, "refused", f"refused: {allowed}", self.clock.now_ms())
@@ -135,7 +136,11 @@ class PlacementService:
         if request.dry_run:
             return msgspec.json.encode(decision)
         self.metrics.decisions.labels(decision.outcome, "placements").inc()
-        return self.decisions.store_decision(request, decision, leaf, observed.view, observed.run_times, caller)
+        with self.ledger.transaction():
+            if decision.outcome == "placed" and (growths := self.backlog.growth.list_withdrawable()):
+                turns.record_placement(request, decision)
+                self.backlog.growth.make_way(growths, [decision], turns.standing, observed.view, self.clock.now_ms())
+            return self.decisions.store_decision(request, decision, leaf, observed.view, observed.run_times, caller)
 
     def enqueue(self, request: PlacementRequest, caller: str) -> bytes:
         """Put a request into the queue. Returns the encoded reply.

@@ -57,11 +57,14 @@ def test_growth_is_sent_held_for_its_job_alone_and_seen_on_the_board(world: Grow
     (row,) = world.ask("GET", "/actions?job=wide&state=sent")["rows"]
     assert (row["kind"], row["executor"], row["gpus"], row["payer"]) == ("grow", "agents", 32, "")
     assert row["by_ms"] == world.clock.now_ms() + 1000 * ACT_LATE_S
+    assert world.place_now() == "placed", "its agent has not accepted"
+    world.restart()
+    world.pass_at(5)
+    world.reply("wide", "accept")
     assert world.place_now() == "refused"
     world.restart()
     world.pass_at(5)
     assert world.place_now() == "refused", "a restart keeps the hold"
-    world.reply("wide", "accept")
     world.wait_for("p", "batch", 2)
     world.pass_at(5)
     assert (world.states(), world.placed()) == ({"wide": "accepted"}, {})
@@ -84,6 +87,20 @@ def test_a_request_gets_the_gpus_of_growth_that_no_agent_has_accepted(world: Gro
     assert "withdrawn" in str(world.ask("POST", f"/actions/{first.action_id}/accept", 409, json=body))
     assert world.last().action.gpus == 2 * GPUS
     assert not {place.node for place in world.last().action.places} & set(world.placed()["p"])
+
+
+def test_a_placement_withdraws_the_growth_whose_gpus_it_gets_unless_it_was_accepted(world: GrowthWorld) -> None:
+    world.agents_pass_at(OLD_S)
+    body = {"queue": "batch", "gang": 1, "gpus_per_node": GPUS}
+    assert world.ask("POST", "/placements", json={**body, "request_id": "p"})["outcome"] == "placed"
+    assert (world.last().state, world.last().why) == ("withdrawn", "a request waits for the GPUs")
+    assert world.placed()["p"][0] in {place.node for place in world.last().action.places}
+    world.agents_pass_at(30)
+    world.reply("wide", "accept")
+    assert world.last().action.gpus == 2 * GPUS
+    for request_id, outcome in (("q", "placed"), ("r", "refused")):  # one node is left beside a step of two
+        assert world.ask("POST", "/placements", json={**body, "request_id": request_id})["outcome"] == outcome
+    assert world.states() == {"wide": "accepted"}
 
 
 def test_growth_that_fails_frees_the_gpus_at_once_and_is_not_asked_again(world: GrowthWorld) -> None:
@@ -121,13 +138,18 @@ def test_growth_counts_against_its_queue_from_sending_on(tmp_path: Path) -> None
     world.board.jobs["own"] = range(2)
     world.agents_pass_at(OLD_S)
     assert world.last().action.gpus == 4 * GPUS
-    refused = world.ask(
-        "POST", "/placements", json={"request_id": "q", "queue": "lender", "gang": 1, "gpus_per_node": 8}
-    )
-    assert "lender" in refused["sentence"]
+    elsewhere = [place.node for place in world.last().action.places]
+    body = {"request_id": "q", "queue": "lender", "gang": 1, "gpus_per_node": GPUS, "avoid_nodes": elsewhere}
+    assert world.ask("POST", "/placements", json=body)["outcome"] == "placed"
+    assert (world.last().state, world.last().why) == ("withdrawn", "its queue may hold no more")
+    world.ask("DELETE", "/placements/q")
+    world.agents_pass_at(30)
     world.wait_for("p", "lender", 2)
     world.pass_at(5)
     assert (len(world.placed()["p"]), world.last().action.gpus) == (2, 2 * GPUS), "a request comes before growth"
+    world.reply("wide", "accept")
+    refused = world.ask("POST", "/placements", json={**body, "request_id": "q2"})
+    assert "lender" in refused["sentence"], "accepted growth counts"
     world.close()
 
 
