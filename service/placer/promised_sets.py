@@ -4,9 +4,10 @@ The sets are a mark in the ledger, which is written in the transaction that send
 its own action. So a restart loses none.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,7 +16,7 @@ from fleetcast.fleet.requests import PlacementRequest, RankPlacement
 from fleetcast.placement.actions.action import ActionKind
 from fleetcast.placement.actions.life import ActionRecord, ActionState
 from fleetcast.placement.ledger.ledger import Ledger
-from fleetcast.placement.machines.running_jobs import make_running_jobs
+from fleetcast.placement.machines.running_jobs import RUN_LEVELS, JobRun, RunningJobs, make_running_jobs
 from fleetcast.placement.machines.vacate import remove_jobs
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.promised import PromisedGpus, make_gang_hold_name, make_hold_name
@@ -159,38 +160,56 @@ class PromisedSets:
         """Return the observed fleet in which promised GPUs that no job holds are held for their requests.
 
         GPUs that a job leaves are held under another name until its action is seen, even if its payer no longer waits:
-        they may still work. GPUs for a gang are held until its action has ended.
+        they may still work. GPUs for a gang are held until its action has ended. If an executor may have begun it, they
+        count as held until the gang's own end, because the gang then runs there.
         """
-        holds = [*self._list_holds(now_ms)]
-        if not holds:
-            return observed
-        names, ends = list[str](), list[int]()
-        view = observed.view
-        for name, ranks, by_ms in holds:
-            free = tuple(_list_unheld(view, ranks))
+        view, names, runs = observed.view, list[str](), list[JobRun]()
+        for hold in self._list_holds(now_ms):
+            free = tuple(_list_unheld(view, hold.ranks))
             if free:
-                view = add_placements(view, [Hold(name, free)])
-                names.append(name)
-                ends.append(by_ms)
+                view = add_placements(view, [Hold(hold.name, free)])
+                names.append(hold.name)
+                runs.append(hold.estimate_run(observed.running, now_ms))
+        if not names:
+            return observed
+        unknown = (math.nan,) * len(RUN_LEVELS)
         held = make_running_jobs(
             names,
-            gpus=1,
-            started_ms=now_ms,
-            limit_s=[max(1.0, (end_ms - now_ms) / 1000) for end_ms in ends],
+            gpus=[run.gpus for run in runs],
+            started_ms=[run.started_ms for run in runs],
+            limit_s=[math.nan if run.limit_s is None else run.limit_s for run in runs],
+            remaining_s=[run.left_s or unknown for run in runs],
         )
         return replace(observed, view=view, running=observed.running.append_rows(held))
 
-    def _list_holds(self, now_ms: int) -> Iterator[tuple[str, Sequence[RankPlacement], int]]:
-        """Yield the name, the ranks and the end in ms of each hold. Where two name a GPU, the first counts."""
+    def _list_holds(self, now_ms: int) -> Iterator["_ActionHold"]:
+        """Yield each hold. Where two name a GPU, the first counts."""
         for action in [record.action for record in self._ledger.actions.list_open() if record.was_sent]:
-            yield make_freed_hold_name(action.job), action.ranks, action.by_ms
+            yield _ActionHold(make_freed_hold_name(action.job), action.ranks, action.by_ms)
         for found in self.list_followed(now_ms):
             if found.is_live:
                 seen = [record.action.ranks for record in found.records if record.state is ActionState.SEEN]
                 freed = [rank for ranks in seen for rank in ranks]
-                yield make_hold_name(found.row.payer), [*found.row.ranks, *freed], found.row.by_ms
-        for action in [record.action for record in self._list_gang_actions()]:
-            yield make_gang_hold_name(action.job), [*action.places, *action.pinned], action.by_ms
+                yield _ActionHold(make_hold_name(found.row.payer), [*found.row.ranks, *freed], found.row.by_ms)
+        for record in self._list_gang_actions():
+            action, job = record.action, record.action.job
+            ranks, gang = [*action.places, *action.pinned], job if record.may_have_begun else ""
+            yield _ActionHold(make_gang_hold_name(job), ranks, action.by_ms, gang)
+
+
+class _ActionHold(NamedTuple):
+    """GPUs that are held by an action until `by_ms`. gang: the job that will run there after that, "" if none may."""
+
+    name: str
+    ranks: Sequence[RankPlacement]
+    by_ms: int
+    gang: str = ""
+
+    def estimate_run(self, running: RunningJobs, now_ms: int) -> JobRun:
+        """Return the run of the hold as if it were a job, for estimates of its end."""
+        if self.gang in running.row:
+            return running.find_run(self.gang, now_ms)
+        return JobRun(now_ms, 1, max(1.0, (self.by_ms - now_ms) / 1000), None)
 
 
 def make_freed_hold_name(job: str) -> str:

@@ -8,6 +8,8 @@ import pytest
 
 from fleetcast.placement.actions.life import ActionRecord
 from fleetcast.placement.ledger.verify import verify_ledger
+from fleetcast.placement.machines.running_jobs import JobRun
+from fleetcast.placement.plan.promised import make_gang_hold_name
 from fleetcast.service.config import PlacerConfig
 from fleetcast.service.placer.actions import OCCUPANCY
 from tests.service.placer.test_act import ACT, ACT_LATE_S, ActWorld
@@ -101,6 +103,24 @@ def test_a_placement_withdraws_the_growth_whose_gpus_it_gets_unless_it_was_accep
     for request_id, outcome in (("q", "placed"), ("r", "refused")):  # one node is left beside a step of two
         assert world.ask("POST", "/placements", json={**body, "request_id": request_id})["outcome"] == outcome
     assert world.states() == {"wide": "accepted"}
+
+
+def test_futures_hold_accepted_growth_until_the_end_of_its_gang(world: GrowthWorld) -> None:
+    world.board.more["wide"] |= {"limit_s": 10.0 * OLD_S}
+    world.agents_pass_at(OLD_S)
+    now_ms, name = world.clock.now_ms(), make_gang_hold_name("wide")
+    found = world.service.view.observe_fleet().running
+    assert found.find_run(name, now_ms) == JobRun(now_ms, 1, float(ACT_LATE_S), None)
+    world.reply("wide", "accept")
+    found = world.service.view.observe_fleet().running
+    assert found.find_run(name, now_ms) == found.find_run("wide", now_ms)
+    assert found.find_run(name, now_ms).limit_s == 10.0 * OLD_S
+    world.wait_for("p", "batch", 4)
+    world.pass_at(5)
+    planned = world.service.backlog.planned
+    assert planned is not None
+    assert planned.reservation is not None
+    assert planned.reservation.shadow_ms > world.last().action.by_ms
 
 
 def test_growth_that_fails_frees_the_gpus_at_once_and_is_not_asked_again(world: GrowthWorld) -> None:
