@@ -10,7 +10,9 @@ import json
 import os
 import ssl
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +108,15 @@ _object = msgspec.json.Decoder(_Object).decode
 class KubeApi:
     """A client of one API server, which keeps its connections open.
 
-    Methods raise SourceError while the server does not answer, and KubeRefused if it refuses.
+    Methods raise SourceError while the server does not answer, and KubeRefused if it refuses. server_ms: the server's
+    clock in its last answer, in Unix ms. None before the first one.
     """
 
     def __init__(self, account: KubeAccount) -> None:
         self._account = account
         self._session: aiohttp.ClientSession | None = None
         self._token, self._token_s = "", -TOKEN_S
+        self.server_ms: int | None = None
 
     async def list_all(self, path: str, labels: str = "") -> tuple[list[msgspec.Raw], str]:
         """Return all objects of a collection, and the version of the list.
@@ -194,6 +198,8 @@ class KubeApi:
                 body: bytes = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise SourceError(f"{self._account.url} does not answer: {error or f'{ANSWER_S:g} s'}", 1.0) from None
+        with suppress(ValueError):
+            self.server_ms = round(1000 * parsedate_to_datetime(answer.headers.get("date", "")).timestamp())
         if answer.status >= 300:
             raise _make_refusal(answer.status, body)
         return body

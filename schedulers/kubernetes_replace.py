@@ -113,7 +113,8 @@ def choose_replace_method(
 def list_lost_pods(pods: Sequence[StoppablePod], nodes: Mapping[str, HostNode], now_ms: int) -> list[StoppablePod]:
     """Return the pods that should have ended by now, and whose node cannot report it.
 
-    nodes: name → node, without nodes that the cluster has deleted.
+    nodes: name → node, without nodes that the cluster has deleted. now_ms: Unix ms of the server's clock, which also
+    wrote the times of the pods.
     """
     return [
         pod

@@ -19,9 +19,10 @@ NEVER = "Never"
 class StopMark(msgspec.Struct, frozen=True):
     """A record on a Job of the action that stops it.
 
-    by_ms: Unix ms at which the Job is resumed at the latest. pods: name → UID of the pods that are stopped.
-    workload: the name of Kueue's workload, or "". is_done: every pod is evicted, and no new pod starts. restarts: the
-    Job is resumed as soon as these pods are gone. only_pods: the Job itself is not stopped, only these pods are.
+    since_ms: Unix ms at which it was written, 0 unknown. by_ms: Unix ms at which the Job is resumed at the latest.
+    pods: name → UID of the pods that are stopped. workload: the name of Kueue's workload, or "". is_done: every pod is
+    evicted, and no new pod starts. restarts: the Job is resumed as soon as these pods are gone. only_pods: the Job
+    itself is not stopped, only these pods are.
     """
 
     action: str
@@ -32,6 +33,7 @@ class StopMark(msgspec.Struct, frozen=True):
     is_done: bool = False
     restarts: bool = False
     only_pods: bool = False
+    since_ms: int = 0
 
 
 class _MetaFields(msgspec.Struct, rename="camel"):

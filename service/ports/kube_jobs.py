@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from fleetcast.clients.kube_api import KubeApi, KubeRefused
+from fleetcast.fleet.clock import Clock
 from fleetcast.fleet.decode_faults import explain_decode_error
 from fleetcast.fleet.errors import SourceError
 from fleetcast.schedulers.kubernetes_replace import HostNode
@@ -62,6 +63,10 @@ class KubeJobs:
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
+
+    def read_server_ms(self, clock: Clock) -> int:
+        """Return the server's time in its last answer in Unix ms. Without one, return that of a clock."""
+        return clock.now_ms() if self._api.server_ms is None else self._api.server_ms
 
     async def close(self) -> None:
         await self._api.close()

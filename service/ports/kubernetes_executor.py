@@ -9,17 +9,21 @@ their own grace and do not count as failed. Evicted pods would count. Nothing is
 passed, so a refusal leaves the gang as it was. The mark on the Job makes each step repeatable. A stopped Job is
 resumed once the payer's Job has its nodes, and at `by_ms` at the latest. A gang that only restarts elsewhere is
 resumed once its pods are gone.
+
+A mark has times of the system clock, which outlive the process. Within a process the steady clock measures the rest,
+so a clock that is set resumes no Job early or late. Whether a pod is overdue is read on the server's clock.
 """
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import math
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from fleetcast.clients.kube_api import KubeAccount, KubeApi, KubeRefused
+from fleetcast.fleet.clock import Clock, SystemClock
 from fleetcast.fleet.errors import SourceError
 from fleetcast.ingest.preemptible import LABEL, parse_preemptible
 from fleetcast.placement.actions.action import ActionKind
@@ -69,10 +73,6 @@ def make_kubernetes_executor(options: Mapping[str, Any]) -> "KubernetesExecutor"
     return KubernetesExecutor(KubeApi(KubeAccount(given.server, given.token_file, given.ca_file)), given.prefix)
 
 
-def _read_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class _Plan(NamedTuple):
     """A checked action. mark: what the Job is marked with. spec: fields of the Job that change with the mark."""
 
@@ -83,8 +83,9 @@ class _Plan(NamedTuple):
 class KubernetesExecutor:
     """An executor for batch/v1 Jobs and JobSets, with or without Kueue."""
 
-    def __init__(self, api: KubeApi, prefix: str = "", now_ms: Callable[[], int] = _read_clock_ms) -> None:
-        self._jobs, self._prefix, self._now_ms = KubeJobs(api), prefix, now_ms
+    def __init__(self, api: KubeApi, prefix: str = "", clock: Clock | None = None) -> None:
+        self._jobs, self._prefix, self._clock = KubeJobs(api), prefix, clock or SystemClock()
+        self._ends_ms: dict[str, float] = {}  # action → steady ms at which its Job is resumed at the latest
 
     def explain_inability(self, kind: str, job: str) -> str:
         if parse_job_name(job, self._prefix) is None:
@@ -129,7 +130,9 @@ class KubernetesExecutor:
         plan = await planners[ActionKind(order.kind)](order, job, pods)
         if isinstance(plan, str):
             return make_refusal(plan)
-        mark, version = plan.mark, job.metadata.resource_version
+        mark = msgspec.structs.replace(plan.mark, since_ms=self._clock.now_ms())
+        self._measure_rest_ms(mark)
+        version = job.metadata.resource_version
         try:
             job = await self._jobs.write_mark(job, mark, is_open=not mark.only_pods, spec=plan.spec, version=version)
         except KubeRefused as error:
@@ -235,7 +238,10 @@ class KubernetesExecutor:
 
     async def _resume_jobs(self) -> None:
         """Resume each stopped Job that may start again, or whose action has expired."""
-        for job in await self._jobs.list_stopped_jobs():
+        jobs = await self._jobs.list_stopped_jobs()
+        open_actions = {job.mark.action for job in jobs if job.mark is not None}
+        self._ends_ms = {action: end_ms for action, end_ms in self._ends_ms.items() if action in open_actions}
+        for job in jobs:
             try:
                 await self._resume_if_due(job)
             except KubeRefused as error:  # it may concern this Job alone
@@ -243,13 +249,27 @@ class KubernetesExecutor:
 
     async def _resume_if_due(self, job: StoppableJob) -> None:
         mark = job.mark
-        if mark is None or not (self._now_ms() >= mark.by_ms or (mark.is_done and await self._may_start(job, mark))):
+        if mark is None:
+            return
+        if self._measure_rest_ms(mark) > 0 and not (mark.is_done and await self._may_start(job, mark)):
             return
         if mark.workload:
             await self._jobs.set_workload_active(job, mark, is_active=True)
             await self._jobs.write_mark(job, mark, is_open=False)
         else:
             await self._jobs.write_mark(job, mark, is_open=False, spec={"suspend": False})
+
+    def _measure_rest_ms(self, mark: StopMark) -> float:
+        """Return the ms until a Job is resumed at the latest.
+
+        For a mark that an earlier process wrote, the first call uses the system clock. More than the whole time of the
+        action is never left.
+        """
+        steady_ms, now_ms = self._clock.steady_ms(), self._clock.now_ms()
+        if mark.action not in self._ends_ms:
+            whole_ms = mark.by_ms - mark.since_ms if mark.since_ms else math.inf
+            self._ends_ms[mark.action] = steady_ms + min(mark.by_ms - now_ms, whole_ms)
+        return self._ends_ms[mark.action] - steady_ms
 
     async def _may_start(self, job: StoppableJob, mark: StopMark) -> bool:
         if mark.restarts:
@@ -260,7 +280,7 @@ class KubernetesExecutor:
         """Return whether all pods of a mark have ended, after recording as failed those that a lost node cannot end."""
         left = [pod for pod in pods if pod.metadata.uid in mark.pods.values() and not pod.has_ended]
         deleted = {pod.spec.node_name for pod in left if pod.spec.node_name and not pod.is_active}
-        lost = list_lost_pods(left, await self._read_nodes(deleted), self._now_ms())
+        lost = list_lost_pods(left, await self._read_nodes(deleted), self._jobs.read_server_ms(self._clock))
         for pod in lost:
             await self._jobs.end_pod(job.metadata.namespace, pod)
         return len(lost) == len(left)
