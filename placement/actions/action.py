@@ -28,7 +28,7 @@ class ActionKind(StrEnum):
 
 
 STOPPING = frozenset({ActionKind.SHRINK, ActionKind.PREEMPT, ActionKind.MOVE, ActionKind.REPLACE})
-"""Kinds that stop processes which run. The circuit breaker counts them."""
+"""Kinds that stop processes which run."""
 
 
 class ActionCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,6 +71,7 @@ class JobAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """An action on a running job, as it is proposed.
 
     queue: the leaf that the job is charged to. gpus: the number of GPUs that the action frees, or adds to the job.
+    lost_gpus: how many of those are on lost nodes, so that the job cannot use them any more.
     ranks: the affected ranks, at their present places. places: the new places of ranks that move. pinned: the ranks
     that stay where they are. payer: the request that gets the freed GPUs until `by_ms` (Unix ms), or "" without such
     a request. Without a payer, `places` and `pinned` are promised to the job from sending until the action ends.
@@ -90,7 +91,13 @@ class JobAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     pinned: tuple[RankPlacement, ...] = ()
     payer: str = ""
     grace_s: float = 0.0
+    lost_gpus: float = 0.0
     rejected: tuple[RejectedSet, ...] = ()
+
+    @property
+    def taken_gpus(self) -> float:
+        """The GPUs that the action takes from a job that could use them. The circuit breaker counts these."""
+        return self.gpus - self.lost_gpus if self.kind in STOPPING else 0.0
 
     def compute_wish(self) -> str:
         """Return the hash of the wish: kind, job, attempt, ranks, places and payer."""
@@ -117,6 +124,8 @@ def check_action(action: JobAction) -> None:
         _check_finite("rejected", (lost.gpus, lost.cost_gpu_s))
     if not (math.isfinite(action.gpus) and action.gpus > 0):
         raise RequestError(f"gpus = {action.gpus}: must be above 0", "gpus")
+    if not 0 <= action.lost_gpus <= action.gpus:
+        raise RequestError(f"lost_gpus = {action.lost_gpus}: must be 0 to {action.gpus:g}", "lost_gpus")
     if not (math.isfinite(action.grace_s) and action.grace_s >= 0):
         raise RequestError(f"grace_s = {action.grace_s}: must not be negative", "grace_s")
     if not action.job or not action.executor:

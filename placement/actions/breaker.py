@@ -1,8 +1,9 @@
 """The circuit breaker: how many GPUs actions may take from running jobs within an hour.
 
-It counts the actions that are sent. The first set beyond a limit is not sent, and opens the breaker. From
-then on nothing is sent until a person resets the breaker. A reset also drops the counts. So the limits hold
-in every hour without a reset.
+It counts the actions that are sent. GPUs on lost nodes do not count: no decision took them, and their gang restarts
+with or without an action. Otherwise the loss of one rack would open the breaker just when recovery is needed. The first
+set beyond a limit is not sent, and opens the breaker. From then on nothing is sent until a person resets the breaker.
+A reset also drops the counts. So the limits hold in every hour without a reset.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fleetcast.placement.actions.action import STOPPING, JobAction
+from fleetcast.placement.actions.action import JobAction
 
 WINDOW_MS = 3_600_000
 BUCKET_MS = 60_000  # uses within a minute are counted together, until the last of them is an hour old
@@ -57,9 +58,8 @@ class CircuitBreaker(msgspec.Struct, frozen=True):
 
     def explain_excess(self, action: JobAction, now_ms: int, capacity: BreakerCapacity, limits: BreakerLimits) -> str:
         """Return the limit that sending this action would exceed, in words. Returns "" if there is none."""
-        if action.kind not in STOPPING:
-            return ""
-        return self.explain_excess_of_set({action.queue: action.gpus}, now_ms, capacity, limits)
+        gpus = {action.queue: action.taken_gpus} if action.taken_gpus else {}
+        return self.explain_excess_of_set(gpus, now_ms, capacity, limits)
 
     def explain_excess_of_set(
         self, gpus_by_queue: Mapping[str, float], now_ms: int, capacity: BreakerCapacity, limits: BreakerLimits
@@ -84,12 +84,12 @@ class CircuitBreaker(msgspec.Struct, frozen=True):
 
     def count(self, action: JobAction, now_ms: int) -> "CircuitBreaker":
         """Return a copy of the breaker that also counts an action that is sent."""
-        if action.kind not in STOPPING:
+        if not action.taken_gpus:
             return self
         until_ms = (now_ms // BUCKET_MS + 1) * BUCKET_MS
         taken = {(row.until_ms, row.queue): row.gpus for row in self.taken if row.until_ms + WINDOW_MS > now_ms}
         key = (until_ms, action.queue)
-        taken[key] = taken.get(key, 0.0) + action.gpus
+        taken[key] = taken.get(key, 0.0) + action.taken_gpus
         return msgspec.structs.replace(self, taken=tuple(FreedGpus(*key, gpus) for key, gpus in taken.items()))
 
     def open(self, why: str, now_ms: int) -> "CircuitBreaker":

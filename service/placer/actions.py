@@ -15,7 +15,7 @@ from fleetcast.fleet.clock import Clock, ClockWatch
 from fleetcast.fleet.errors import ConflictError, UnknownEntity
 from fleetcast.models.risk.foreseen import ForeseenRecord
 from fleetcast.models.risk.record import Calibration
-from fleetcast.placement.actions.action import STOPPING, ActionKind, JobAction, check_action
+from fleetcast.placement.actions.action import ActionKind, JobAction, check_action
 from fleetcast.placement.actions.breaker import BreakerCapacity, BreakerLimits, CircuitBreaker
 from fleetcast.placement.actions.life import ActionRecord, ActionState, IllegalTransition, may_return
 from fleetcast.placement.ledger.ledger import Ledger
@@ -226,8 +226,8 @@ class ActionControl:
             return sent
         records = [row for id_ in action_ids if (row := self.get_action(id_)).state is ActionState.PROPOSED]
         gpus: dict[str, float] = {}
-        for action in (record.action for record in records if record.action.kind in STOPPING):
-            gpus[action.queue] = gpus.get(action.queue, 0.0) + action.gpus
+        for action in (record.action for record in records if record.action.taken_gpus):
+            gpus[action.queue] = gpus.get(action.queue, 0.0) + action.taken_gpus
         breaker = switches.breaker
         excess = breaker.explain_excess_of_set(gpus, now_ms, self._find_capacity(), self._limits)
         with self._ledger.transaction():

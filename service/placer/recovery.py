@@ -174,7 +174,7 @@ def is_overtaken(action: JobAction, view: ClusterView) -> bool:
 def is_within_bounds(action: JobAction, bounds: SendingBounds, now_ms: int) -> bool:
     """Return whether an action may be sent: now, in its queue, and as far as an hour's limits allow it alone."""
     advice = bounds.explain_advice({action.job: action.queue})
-    return not advice and not bounds.explain_bound({action.queue: action.gpus}, now_ms)
+    return not advice and not bounds.explain_bound({action.queue: action.taken_gpus}, now_ms)
 
 
 def mask_likely_to_fail(view: ClusterView) -> Mask:
@@ -239,7 +239,9 @@ class _GangSearch:
         found = find_recovery(gang, view, failed | lost, stop_cost, self._options, times, self._spares)
         if cause == SLOW and found.step.step not in LEAVES_SLOW_NODE:
             return None
-        return make_recovery_action(found, gang, jobs, row, cause, p, times, self._options.now_ms)
+        action = make_recovery_action(found, gang, jobs, row, cause, p, times, self._options.now_ms)
+        gone = sum(len(rank.gpus) for rank in action.ranks if lost[view.inventory.row[rank.node]])
+        return msgspec.structs.replace(action, lost_gpus=float(gone))
 
 
 def _still_holds(action: JobAction, failed: Mask, view: ClusterView) -> bool:

@@ -37,6 +37,7 @@ OTHER: dict[str, Any] = {
     "reason": ActionReason("class"),
     "cost": ActionCost(gain=-5.0),
     "grace_s": 0.0,
+    "lost_gpus": 1.0,
     "rejected": (),
     "pinned": (RankPlacement(0, "n1", (2,)),),
 }
@@ -67,6 +68,8 @@ def test_an_action_is_read_as_it_was_written(kind: ActionKind, job: str, attempt
         ("gpus", {"gpus": 0.0}),
         ("gpus", {"gpus": float("nan")}),
         ("grace_s", {"grace_s": -1.0}),
+        ("lost_gpus", {"lost_gpus": 1e9}),
+        ("lost_gpus", {"lost_gpus": float("nan")}),
         ("job", {"job": ""}),
         ("executor", {"executor": ""}),
         ("ranks", {"ranks": ()}),

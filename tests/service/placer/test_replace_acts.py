@@ -11,9 +11,11 @@ import pytest
 from fleetcast.fleet.nodes import NodeState
 from fleetcast.models.risk.rules import ACTIONS
 from fleetcast.models.risk.scores import RISK_KINDS
+from fleetcast.placement.actions.breaker import CircuitBreaker
 from fleetcast.placement.actions.life import IllegalTransition
 from fleetcast.placement.ledger.verify import verify_ledger
 from fleetcast.placement.machines.view import Hearing
+from fleetcast.service.config import PlacerConfig
 from fleetcast.service.placer.action_follow import BUSY
 from tests.service.placer.test_act import ACT_LATE_S, ActBoard, ActWorld
 from tests.service.placer.test_reclaim import OLD_S
@@ -337,3 +339,41 @@ def test_a_lost_node_counts_more_than_a_slow_one(world: BrokenWorld) -> None:
     slow_down(world)
     assert [rank["node"] for rank in world.last()["ranks"]] == ["n03"]
     assert "nodes were lost, and free nodes join" in world.last()["sentence"]
+
+
+class BoundedWorld(BrokenWorld):
+    """The limits of an hour are less than the GPUs of one node."""
+
+    placer = PlacerConfig(taken_queue_share=0.05, taken_fleet_share=0.05)
+
+
+def test_a_lost_rack_opens_no_circuit_breaker_and_a_node_that_may_fail_counts(tmp_path: Path) -> None:
+    world = BoundedWorld(tmp_path)
+    assert world.lose(0, 4) == {"big": "sent", "other": "sent"}
+    assert world.service.actions.switches.breaker == CircuitBreaker()
+    for job in ("big", "other"):
+        assert world.service.actions.list_open()[0].action.lost_gpus == GPUS
+        world.reply(job, "refuse", why="no")
+    world.lose()
+    world.board.drained = (1,)
+    world.agents_pass_at(OLD_S)
+    record = world.service.actions.find_open_action_of("big")
+    assert record is not None
+    assert (record.state, record.action.taken_gpus) == ("proposed", GPUS), "it alone is more than an hour's limit"
+    assert not world.service.actions.switches.breaker.is_open
+    world.close()
+
+
+def test_healthy_members_that_a_smaller_gang_gives_up_count(world: BrokenWorld) -> None:
+    world.run_job("fill", range(NODES - 2, NODES))
+    gang = {"min": 1, "desired": 7, "step": 2}
+    world.board.more = {"big": {"gang": gang, "members": 4, "gpus_per_member": GPUS}}
+    world.lose(0)
+    world.run_job("big", (1, 2, 3))
+    world.agents_pass_at(10)
+    world.lose(0, 1)
+    record = world.service.actions.find_open_action_of("big")
+    assert record is not None
+    assert (record.action.gpus, record.action.lost_gpus) == (2 * GPUS, GPUS)
+    (taken,) = world.service.actions.switches.breaker.taken
+    assert taken.gpus == GPUS

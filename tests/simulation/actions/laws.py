@@ -11,7 +11,7 @@ to the payer     what an action frees goes to its payer alone, until the action'
 to the gang      the new and the healthy nodes of a gang go to nobody else, from sending until its action has ended
 fair             a queue that gives to another one's guarantee still holds its own once all its stops have happened
 ids              two actions have one wish only if they say the same
-within bounds    between two resets, no hour takes more GPUs than the shares of the circuit breaker
+within bounds    between two resets, no hour takes more GPUs of healthy nodes than the shares of the circuit breaker
 paused           nothing is sent while actions are paused, or while the circuit breaker is open
 chain            the audit trail verifies
 
@@ -43,6 +43,7 @@ class SentAction:
     record: ActionRecord
     steady_ms: int
     until_steady_ms: int
+    taken: int  # GPUs that it takes on nodes which are not lost
 
 
 @dataclass(slots=True)
@@ -59,6 +60,7 @@ class ActionLaws:
     running: frozenset[tuple[str, int]] = frozenset()  # job and attempt, on the board of the pass
     working: set[tuple[str, int]] = field(default_factory=set)  # those whose GPUs work in truth, whatever they report
     jobs: Mapping[str, FleetJob] = field(default_factory=dict)  # those that run, in truth
+    lost: frozenset[str] = frozenset()  # nodes, on the board of the pass
     users_of: Mapping[str, set[str]] = field(default_factory=dict)  # job → nodes that work for it in truth
     reset_steady_ms: int = -1
     wishes: dict[str, object] = field(default_factory=dict)
@@ -110,7 +112,8 @@ class ActionLaws:
                 raise Broken("not twice", f"{row.action_id} was sent after {action_id}, which is {last.state}")
             if sent.record.action.job == row.action.job and last.is_open:
                 raise Broken("not twice", f"{row.action_id} was sent while {action_id} on the same job is open")
-        self.sent[row.action_id] = SentAction(row, steady_ms, steady_ms + row.action.by_ms - now_ms)
+        taken = sum(len(rank.gpus) for rank in row.action.ranks if rank.node not in self.lost)
+        self.sent[row.action_id] = SentAction(row, steady_ms, steady_ms + row.action.by_ms - now_ms, taken)
         self._check_bounds(row, steady_ms)
 
     def _check_id(self, row: ActionRecord) -> None:
@@ -140,7 +143,7 @@ class ActionLaws:
     def _check_bounds(self, row: ActionRecord, steady_ms: int) -> None:
         since_ms = max(steady_ms - HOUR_MS + SLACK_MS, self.reset_steady_ms)
         recent = [
-            sent.record.action.gpus
+            sent.taken
             for sent in self.sent.values()
             if sent.steady_ms > since_ms and sent.record.action.kind in STOPPING
         ]

@@ -313,6 +313,7 @@ class ActionWorld:
         self._note("a board and a pass")
         self._publish()
         self.laws.running = frozenset(job.key for job in self.truth.running.values())
+        self.laws.lost = frozenset(f"n{node + 1:02d}" for node in self.truth.lost)
         self.laws.growth.jobs = self.laws.recovery.jobs = {row.name: copy(row) for row in self.truth.running.values()}
         self.laws.recovery.lost = frozenset(self.truth.lost)
         is_deaf = self.placer.board.is_deaf and self.placer.board.has_telemetry
