@@ -61,6 +61,7 @@ def _draw_queues(rng: random.Random, gpus: int) -> str:
     """Draw a file of queues. Their guarantees are no more than the fleet has."""
     lines = [
         '[policy]\nreclaim = "advise"',
+        f"claims = {rng.choice((1, 1, 2, 8))}",
         f"preempt_after_s = {rng.choice((0, 300))}",
         f"min_run_s = {rng.choice((0, 600))}",
         f"stops_a_day = {rng.choice((0, 1, 2, 2, 2))}",
