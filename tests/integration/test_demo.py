@@ -27,3 +27,4 @@ def test_a_bounded_demo_keeps_its_promises(tmp_path: Path) -> None:
     turns = [turn["event"] for turn in report["story"]]
     assert "urgent" in turns
     assert "stop" in turns, "a job is chosen to stop for the urgent gang"
+    assert {"shrink_seen", "short_runs", "grow_seen"} <= set(turns), "the elastic gang shrinks and grows back"
