@@ -42,7 +42,7 @@ def list_actions(
     every: Annotated[bool, typer.Option("--all", help="Also actions that have ended.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """List open actions in the order of their last changes, and say whether actions are sent at all.
+    """List open actions in the order of their last changes, and say whether they are paused.
 
     Example:  fleetcast actions list --queue research --all
     """
@@ -225,7 +225,7 @@ def _switch(url: str | None, verb: str, as_json: bool) -> None:
 
 
 def _describe_switches(switches: dict[str, Any]) -> list[str]:
-    """Return whether actions are sent, in sentences."""
+    """Return a sentence for each switch that stops the sending of actions, or one that none does."""
     lines = []
     if switches["paused_ms"] is not None:
         by = f" by {switches['paused_by']}" if switches["paused_by"] else ""
@@ -235,4 +235,4 @@ def _describe_switches(switches: dict[str, Any]) -> list[str]:
         lines.append(
             f"the circuit breaker is open since {format_utc(switches['opened_ms'])}{why}; fleetcast actions reset"
         )
-    return lines or ["actions are sent"]
+    return lines or ["not paused; the circuit breaker is closed"]

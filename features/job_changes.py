@@ -20,14 +20,14 @@ from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import Gang
 from fleetcast.fleet.stateful import Dump, Stateful
 
-FEWEST = 3  # observations of a group that count
-NEWEST = 31  # observations of a group that its median uses
+FEWEST = 3  # a group with fewer observations has no median
+NEWEST = 31  # how many observations of a group its median uses
 MAX_OBSERVATIONS = 10_000
 MAX_ELASTIC_JOBS = 10_000
 LONGEST_S = 7200.0  # of a start or a pause; a longer one is a wrong clock, or a job that waits for something else
 FEWEST_STEPS = 8  # at one size
-FIRST_STEPS = 2  # after a change of size, which are slower
-SAME_SPEED = 1.1  # a ratio of step times that does not differ from no change
+FIRST_STEPS = 2  # steps after a change of size that are left out, because they are slower
+SAME_SPEED = 1.1  # a smaller ratio of step times counts as no difference
 WORKING = frozenset({"warmup", "steady"})  # phases in which a job does its work
 
 Identity = tuple[str, int, int]  # job, attempt, time of the change
@@ -43,7 +43,7 @@ class GroupMedians:
         self._medians: dict[str, float] = {}
 
     def get(self, identity: Identity) -> float | None:
-        """Return an observed duration in seconds, None if it is not known."""
+        """Return an observed duration in seconds, or None if this change was not observed."""
         row = self._known.get(identity)
         return None if row is None else row[1]
 
@@ -128,7 +128,7 @@ class JobChanges(Stateful):
         return self.starts.find_median(make_groups(attempt))
 
     def find_pause_s(self, attempt: JobAttempt) -> float | None:
-        """Return the seconds that this job stands still while its size changes, None if it is unknown."""
+        """Return the seconds that this job pauses while its size changes, or None if it is unknown."""
         return self.pauses.find_median(make_groups(attempt)) if is_elastic(attempt) else None
 
     def find_size_times(self, job: str) -> dict[int, float]:

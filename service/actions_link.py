@@ -28,9 +28,12 @@ class ActionsLink:
         self._folder = config.folder
 
     async def read_sent_actions(self) -> list[ActionRow]:
-        """Return the actions that executors carry out now: those that are sent or accepted."""
-        accepted = await self._read_state(ActionState.ACCEPTED)
+        """Return the actions that executors carry out now: those that are sent or accepted.
+
+        An action that is accepted between the two reads is in both, and counts as accepted.
+        """
         sent = await self._read_state(ActionState.SENT)
+        accepted = await self._read_state(ActionState.ACCEPTED)
         return [*{row.action_id: row for row in (*sent, *accepted)}.values()]
 
     async def _read_state(self, state: ActionState) -> list[ActionRow]:

@@ -1,4 +1,4 @@
-"""The host of executors: it gives the placer's actions to the systems that carry them out.
+"""The host of executors, which sends the placer's actions to the systems that carry them out.
 
     sent action → Executor.send → accept or refuse        accepted action → Executor.follow → refuse, if it fails
 
@@ -33,7 +33,7 @@ IDLE_FOLLOW_S = 10.0  # wall; between two calls of `follow` while no action is o
 CALL_S = 30.0  # wall; for one call of an executor
 LONGEST_PAUSE_S = 60.0
 MINUTE_S = 60.0
-OBSERVES = "the executor only observes"
+ONLY_OBSERVES = "the executor only observes"
 OBSERVED = "observed"
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ class ExecutorWorker:
         why = self._explain_refusal(row)
         if why:
             self.status.wishes += 1
-            self._record_line(row, OBSERVED if why == OBSERVES else SendOutcome.REFUSED, why)
+            self._record_line(row, OBSERVED if why == ONLY_OBSERVES else SendOutcome.REFUSED, why)
             await self._link.refuse(row, why)
             return False
         if not may_send or not self._count_sending():
@@ -114,7 +114,7 @@ class ExecutorWorker:
     def _explain_refusal(self, row: ActionRow) -> str:
         """Return why this executor gets no such action, or "" if it does."""
         if self.status.mode != "write":
-            return OBSERVES
+            return ONLY_OBSERVES
         if self.status.withdrawn:
             return f"the executor {self.status.name} is withdrawn"
         return self._executor.explain_inability(row.kind, row.job)
@@ -133,19 +133,19 @@ class ExecutorWorker:
         """Let the executor continue its actions. Raises SourceError as `_send` does."""
         replies = await _call(self._executor.follow([make_order(row) for row in rows]))
         self.status.seen_ms = self._clock.now_ms()
-        away = ""
+        unanswered = ""
         for row, reply in zip(rows, replies, strict=True):
             if reply.outcome is SendOutcome.REFUSED:
                 self.status.errors += 1
                 self._record_line(row, reply.outcome, reply.why)
                 await self._link.refuse(row, reply.why)
             elif reply.outcome is SendOutcome.UNREACHABLE:
-                away = reply.why or "no answer"
-        if away:
-            raise SourceError(away)
+                unanswered = reply.why or "no answer"
+        if unanswered:
+            raise SourceError(unanswered)
 
     def _record_line(self, row: ActionRow, outcome: str, why: str) -> None:
-        """Write one line of the audit. The sentence of the action is its reason without another one."""
+        """Write one line of the audit. Without a reason, the line has the sentence of the action."""
         now_ms = self._clock.now_ms()
         self._lines += 1
         self.status.last = AdapterAuditLine(

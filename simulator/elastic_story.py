@@ -14,7 +14,7 @@ from fleetcast.simulator.days.replay import OngoingJob
 from fleetcast.simulator.days.traces import TraceJob
 from fleetcast.simulator.driver import Driver
 from fleetcast.simulator.live_job import LiveJob
-from fleetcast.simulator.story import CHECK_INTERVAL_S
+from fleetcast.simulator.story import CHECK_INTERVAL_S, ENDED, NOT_SENT
 from fleetcast.simulator.teams import RESEARCH, URGENT
 
 BEGINS_S = 1.0  # wall, after the driver went live
@@ -24,7 +24,6 @@ RESEARCH_NODES = 4
 SIZES = Gang(RESEARCH_NODES // 2, RESEARCH_NODES, RESEARCH_NODES // 2)
 AGE_S, REMAINING_S = 2 * 3600.0, 12 * 3600.0
 SHORT_RUN_S = 120.0
-ENDED = frozenset({"seen", "refused", "expired", "late"})
 
 
 def make_elastic_job(nodes: Sequence[str], gpus_per_node: int, now_ms: int) -> OngoingJob:
@@ -92,6 +91,6 @@ class ElasticStory:
         """Return the newest action of a kind on the gang that was sent and not withdrawn."""
         answer = await self.driver.api.get(f"/v1/actions?job={ELASTIC}&order=newest&limit=20") or {}
         for row in answer.get("rows", ()):
-            if row["kind"] == kind and row["state"] not in ("proposed", "withdrawn"):
+            if row["kind"] == kind and row["state"] not in NOT_SENT:
                 return dict(row)
         return None

@@ -13,11 +13,10 @@ from fleetcast.simulator.agents import has_agent
 from fleetcast.simulator.driver import Driver
 from fleetcast.simulator.faults.faults import FaultPlan
 from fleetcast.simulator.live_job import LiveJob
-from fleetcast.simulator.story import CHECK_INTERVAL_S, find_largest_gang, list_hosts
+from fleetcast.simulator.story import CHECK_INTERVAL_S, ENDED, NOT_SENT, find_largest_gang, list_hosts
 
 BEGINS_S = 6.0  # wall, after the driver went live
 REPAIR_S = 4 * 3600.0
-ENDED = frozenset({"seen", "refused", "expired", "late"})
 
 
 @dataclass(slots=True)
@@ -63,7 +62,7 @@ class NodeStory:
             await asyncio.sleep(CHECK_INTERVAL_S)
             answer = await self.driver.api.get(f"/v1/actions?job={gang.name}&order=newest&limit=20") or {}
             for row in answer.get("rows", ()):
-                if row["attempt"] == attempt and not row["payer"] and row["state"] not in ("proposed", "withdrawn"):
+                if row["attempt"] == attempt and not row["payer"] and row["state"] not in NOT_SENT:
                     return dict(row)
             if self.driver.running.get(gang.name) is not gang:
                 return None

@@ -27,6 +27,8 @@ LONG_ENOUGH_S = 3600.0
 NEXT_RUN_S = 4 * 3600.0
 PRIORITY = 100
 QUIET_CODES = frozenset({"none", "watch"})
+ENDED = frozenset({"seen", "refused", "expired", "late", "withdrawn"})  # states of an action
+NOT_SENT = frozenset({"proposed", "withdrawn"})  # states of an action that no agent has to carry out
 
 
 @dataclass(slots=True)

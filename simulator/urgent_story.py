@@ -12,10 +12,10 @@ from typing import Any
 from fleetcast.simulator.days.traces import TraceJob
 from fleetcast.simulator.driver import Driver
 from fleetcast.simulator.live_job import LiveJob
+from fleetcast.simulator.story import CHECK_INTERVAL_S, NOT_SENT
 from fleetcast.simulator.teams import URGENT
 
 BEGINS_S = 4.0  # wall, after the driver went live
-CHECK_INTERVAL_S = 0.5  # wall
 NODES = 2
 RUN_S = 2 * 3600.0
 NAME = "story-urgent"
@@ -53,7 +53,7 @@ class UrgentStory:
         """Report the actions that stop jobs for the gang, and the jobs that have stopped."""
         answer = await self.driver.api.get("/v1/actions?limit=1000") or {}
         for row in answer.get("rows", ()):
-            if row["payer"] != NAME or row["state"] in ("proposed", "withdrawn"):
+            if row["payer"] != NAME or row["state"] in NOT_SENT:
                 continue
             job = row["job"]
             if job not in self.stopped:

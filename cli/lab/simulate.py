@@ -57,12 +57,14 @@ def simulate_starts(
     teams: Annotated[bool, typer.Option("--teams", help="Three teams share the fleet; else one line.")] = False,
     cold: Annotated[bool, typer.Option("--cold", help="A site without any history: its first days.")] = False,
     nodes: Annotated[int, typer.Option(help="Nodes of eight GPUs.", min=1, max=1000)] = 133,
-    reclaim: Annotated[bool, typer.Option("--reclaim", help="With --teams: also with stops for owed GPUs.")] = False,
+    reclaim: Annotated[
+        bool, typer.Option("--reclaim", help="With --teams: also with jobs that stop for teams.")
+    ] = False,
 ) -> None:
-    """Simulate the demo's queue without its telemetry, and report how often start times proved right.
+    """Simulate the demo's queue without its telemetry, and report how accurate start times were.
 
     Prints one JSON line for each seed. `--reclaim` prints two: one without and one with jobs that stop for
-    teams that are owed GPUs. If FLEETCAST_DATA has the Venus trace, its jobs are used for
+    teams below their guarantee. If FLEETCAST_DATA has the Venus trace, its jobs are used for
     every seed. Otherwise the generator draws them. `first` evaluates the first answer to each request,
     compared with the average of the queue's last waits.
 
@@ -81,17 +83,17 @@ def simulate_starts(
     if reclaim and not teams:
         raise typer.BadParameter("needs --teams", param_hint="--reclaim")
     arms = (False, True) if reclaim else (False,)
-    for one, reclaims in itertools.product(range(seed, seed + seeds), arms):
+    for fleet_seed, reclaims in itertools.product(range(seed, seed + seeds), arms):
         size: dict[str, Any] = {"nodes": nodes, "hours": hours, "is_cold": cold, "reclaims": reclaims}
         with tempfile.TemporaryDirectory() as folder:
             try:
                 fleet = make_waiting_fleet(
-                    Path(folder), find_data_folder(), one, at, time.time_ns() // 1_000_000, teams, **size
+                    Path(folder), find_data_folder(), fleet_seed, at, time.time_ns() // 1_000_000, teams, **size
                 )
             except ValueError as error:
                 raise typer.BadParameter(f"{at!r}: {error}", param_hint="--at") from None
             record = asyncio.run(fleet.run_for(hours * 3600))
-        about: dict[str, Any] = {"seed": one, "hours": hours, "teams": teams, "cold": cold, "jobs": fleet.jobs}
+        about: dict[str, Any] = {"seed": fleet_seed, "hours": hours, "teams": teams, "cold": cold, "jobs": fleet.jobs}
         if fleet.agents is not None:
             about["stops"] = fleet.agents.stops
         first = fleet.first.make_summary() | ({"kinds": fleet.make_kind_summary()} if reclaim else {})
@@ -120,7 +122,7 @@ def simulate_cluster(
     port: Annotated[int, typer.Option(help="Port of the exporter pages [a free one].", min=0, max=65_535)] = 0,
     kafka: Annotated[str, typer.Option(help="HOST:PORT of brokers: telemetry goes there, too.")] = "",
     kafka_topic: Annotated[
-        str, typer.Option(help="The topic of it; made where it is not there.")
+        str, typer.Option(help="Its topic, which is created if it does not exist.")
     ] = "fleetcast.telemetry",
 ) -> None:
     """Run a fleet: exporter pages over HTTP, jobs sent to the product's queue, seeded faults.

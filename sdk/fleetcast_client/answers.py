@@ -38,7 +38,7 @@ class ActionRow(TypedDict):
 
 
 class ActionSwitches(TypedDict):
-    """The switches that stop the sending of actions. `paused_ms` and `opened_ms` are None while actions are sent."""
+    """The switches that stop the sending of actions. `paused_ms` and `opened_ms` are None while they do not."""
 
     paused_ms: int | None
     paused_by: str

@@ -146,7 +146,7 @@ class Outbox:
             self._count_refused(len(self._batch), str(error))
         except FleetcastError as error:
             return self._report_failure(str(error))
-        except (TypeError, ValueError) as error:  # somebody queued what is no JSON
+        except (TypeError, ValueError) as error:  # an event that JSON cannot hold
             self._count_refused(len(self._batch), str(error))
         else:
             self._count_answer(answer)

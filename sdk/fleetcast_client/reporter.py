@@ -20,8 +20,8 @@ from fleetcast_client.transport import check_url, make_opener, send_request
 logger = logging.getLogger("fleetcast_client")
 
 PHASES = ("init", "loading", "warmup", "steady", "evaluation", "checkpoint", "cooldown")
-PLACED = frozenset({"phase", "step"})  # they say where this rank runs
-PLACE_EVERY = 64  # not each of them does
+PLACED = frozenset({"phase", "step"})  # events that may name the node and GPUs of this rank
+PLACE_EVERY = 64  # one in so many of these events names them
 POLL_S = 5.0  # between two polls of actions
 PARTS = ("compute", "communication", "data", "other")
 

@@ -17,11 +17,11 @@ from fleetcast.service.pipeline.tick import Tick
 
 SECTION = "jobs.learnt"
 NOTHING_LEARNT = LearntTimes()
-SOON_MS = 180_000  # an attempt that the pipeline sees this soon after its start was seen from its start on
+SOON_MS = 180_000  # an attempt first seen this soon after its start counts as seen from its start
 
 
 class LearntJobTimes(Capability, Stateful):
-    """The times that were learnt of each running job. Jobs of which nothing was learnt are left out.
+    """The times that were learnt for each running job. Jobs for which nothing was learnt are left out.
 
     `make_sections` and `dump` must not run at the same time.
     """
@@ -35,7 +35,7 @@ class LearntJobTimes(Capability, Stateful):
         return (Section(SECTION, msgspec.json.encode(self.learn(tick.events.running, tick.now_ms)), tick.now_ms),)
 
     def learn(self, running: Sequence[JobAttempt], now_ms: int) -> dict[str, LearntTimes]:
-        """Record the attempts that have changed since the last call. Return job → what is known of it.
+        """Record the attempts that have changed since the last call. Return job → its learnt times.
 
         Jobs that already ran when the service began, or that ran while it was away, say nothing of restarts.
         """

@@ -38,7 +38,10 @@ def propose(served: ServedPlacer, *jobs: str) -> list[str]:
 
 
 def test_actions_are_listed_and_shown(served: ServedPlacer) -> None:
-    assert run(served, "actions", "list").splitlines() == ["actions are sent", "no open actions"]
+    assert run(served, "actions", "list").splitlines() == [
+        "not paused; the circuit breaker is closed",
+        "no open actions",
+    ]
     first, second = propose(served, "j0", "j1")
     served.world.service.actions.withdraw(second, "the request was cancelled", NOW_MS)
     (_, line) = run(served, "actions", "list").splitlines()
@@ -67,7 +70,7 @@ def test_more_actions_than_a_page_are_listed(served: ServedPlacer) -> None:
 
 def test_actions_are_paused_and_resumed_and_the_breaker_is_reset(served: ServedPlacer) -> None:
     assert run(served, "actions", "pause").startswith("paused by unknown since 2020-05-12 ")
-    assert run(served, "actions", "resume") == "actions are sent\n"
+    assert run(served, "actions", "resume") == "not paused; the circuit breaker is closed\n"
     control = served.world.service.actions
     *three, last = propose(served, "j0", "j1", "j2", "j3")
     assert (len(control.send(three, NOW_MS)), control.send([last], NOW_MS)) == (3, [])
@@ -124,11 +127,14 @@ def test_the_plan_names_actions_the_next_request_and_what_was_found_for_it(tmp_p
     world = AdvisedWorld(tmp_path)
     world.fill(own=("owed", 4), a=("lender", 4), b=("lender", 8))
     with serve_placer(tmp_path, world) as served:
-        assert run(served, "actions", "plan").splitlines() == ["actions are sent", "nothing is planned"]
+        assert run(served, "actions", "plan").splitlines() == [
+            "not paused; the circuit breaker is closed",
+            "nothing is planned",
+        ]
         world.wait_for("p", "owed", 4)
         world.pass_at(OLD_S)
         switches, action, head, found = run(served, "actions", "plan").splitlines()
-        assert switches == "actions are sent"
+        assert switches == "not paused; the circuit breaker is closed"
         assert action.startswith("proposed  stops attempt 1 of a (32 GPUs) for request p: a queue gets back")
         assert action.endswith("; GPU-hours: lost 17.78, restart 2.67")
         assert head.startswith("next      p at 2020-05-12 ")
