@@ -119,8 +119,8 @@ def test_futures_hold_accepted_growth_until_the_end_of_its_gang(world: GrowthWor
     world.pass_at(5)
     planned = world.service.backlog.planned
     assert planned is not None
-    assert planned.reservation is not None
-    assert planned.reservation.shadow_ms > world.last().action.by_ms
+    assert planned.head is not None
+    assert planned.head.start_ms > world.last().action.by_ms
 
 
 def test_growth_that_fails_frees_the_gpus_at_once_and_is_not_asked_again(world: GrowthWorld) -> None:
