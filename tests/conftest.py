@@ -41,6 +41,7 @@ LONGEST = (
         "cli/lab/test_bench.py",
         "models/demand",
         "service",
+        "training",
     ),
 )
 

@@ -23,7 +23,7 @@ from tests.fuzz.text_decoders import TEXTS
 
 READERS = {**FILES, **TEXTS, **LEDGER, **KAFKA, **INFINIBAND, **SLURM, **KUBERNETES}
 DECODERS = {**DOORS, **HTTP, **HEALTH, **PROMETHEUS, **READERS}
-LONG = 12_000 if EFFORT <= 1 else 30_000
+LONG = 6_000 if EFFORT < 1 else 12_000 if EFFORT == 1 else 30_000
 
 
 @pytest.fixture(autouse=True)

@@ -120,15 +120,21 @@ def test_a_ledger_that_cannot_be_copied_is_left_alone(path: Path) -> None:
     assert dump(path) == before
 
 
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A ledger that was migrated without a kill, and the number of statements that this took."""
+    file = Path(shutil.copy(VERSION_1, tmp_path_factory.mktemp("straight") / "straight.sqlite"))
+    return file, int(_program(file, 10**9).stdout)
+
+
 @pytest.mark.parametrize("share", range(10))
-def test_a_kill_in_the_middle_leaves_the_old_or_the_new(path: Path, tmp_path: Path, share: int) -> None:
+def test_a_kill_in_the_middle_leaves_the_old_or_the_new(path: Path, straight: tuple[Path, int], share: int) -> None:
     """At a tenth of its statements, two tenths, …; the next start ends what was begun."""
-    straight = Path(shutil.copy(VERSION_1, tmp_path / "straight.sqlite"))
-    statements = int(_program(straight, 10**9).stdout)
+    migrated, statements = straight
     assert statements > 50
     died = _program(path, 1 + share * statements // 10)
     assert died.returncode == -signal.SIGKILL
-    _goes_on(path, straight)
+    _goes_on(path, migrated)
 
 
 @pytest.mark.parametrize("point", [*(p for p in failpoints.POINTS if p.startswith(("migration.", "ledger.")))])
