@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Doors to other schedulers and autoscalers: who acts on forecasts, and how (docs/schedulers/index.md).\n\n"
+    help="Doors to schedulers and autoscalers: which ones act on forecasts, and how (docs/schedulers/index.md).\n\n"
     "Example:  fleetcast adapters list",
 )
 

@@ -23,7 +23,7 @@ SLINKY = "features.slinky.slurm.net/spec"
 CONDITION, LABEL, TAINT = f"condition {FAILURE_EXPECTED}", f"label {MARK}", f"taint {MARK}"
 FEATURE = f"annotation {SLINKY}"
 COSTS = {TAINT: 1000, CONDITION: 900}  # of leaving it there: a taint keeps pods away, repair acts on a condition
-THEIRS = "theirs: "  # before a field of ours that somebody else has taken
+THEIRS = "theirs: "  # before a field of ours that another owner holds
 EFFECTS = ("", "PreferNoSchedule", "NoSchedule")
 
 

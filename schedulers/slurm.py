@@ -20,7 +20,7 @@ from fleetcast.schedulers.bands import HIGH, LEVELS, LOW
 from fleetcast.schedulers.weather import Outlook, StartOutlook, Weather
 
 OURS = "[fleetcast]"
-THEIRS = "theirs: "  # before a field of ours that somebody else holds
+THEIRS = "theirs: "  # before a field of ours that another owner holds
 JOB = "job "  # before the id of a job; other keys are nodes
 DRAIN, FEATURE, EXTRA, COMMENT = "drain", "feature", "extra", "comment"
 PENDING = "pending"  # of a job that waits, in what a port reads

@@ -89,7 +89,7 @@ class JobOutlook(NamedTuple):
     run_p90_s: float | None
     checkpoint_ms: int | None  # when its last checkpoint was whole
     slow_since_ms: int | None  # None: not slow
-    culprit: str  # the node that holds it up; empty: nobody, or unknown
+    culprit: str  # the node that slows it; empty if there is none, or if it is unknown
     why: str  # the verdict's sentence; empty while it is not slow
     name: str = ""  # that its user gave it
     limit_s: float | None = None

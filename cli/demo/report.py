@@ -13,7 +13,7 @@ from fleetcast.cli.demo.evidence import REPORTED, UNFLAGGED, FlagReason
 COUNTED = ("samples_total", "bad_telemetry", "ticks")
 SETTLED_AFTER_MS = 60_000
 LINGER_MS = 3_600_000
-RELEARN_MS = 1_800_000  # a pipeline that begins anew knows no usual values for so long
+RELEARN_MS = 1_800_000  # how long a restarted pipeline knows no usual values
 NOTICED_MS = 120_000  # a restart is noticed at most so long after the last answer of the life before
 NEEDED_SHARE = 0.8
 FALSE_NODES_ALLOWED = 2

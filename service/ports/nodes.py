@@ -193,7 +193,7 @@ class NodesPort:
         path = f"{NODES}/{node.key}"
         for _ in range(TRIES):
             if node.values.get(TAINT) != write.seen:
-                return None  # somebody else changed it
+                return None  # another owner changed it
             try:
                 return await self._api.send_json_patch(path, make_taint_patch(node, write.value), MANAGER)
             except KubeRefused as error:
