@@ -146,7 +146,7 @@ def _search(
     )
     owners = members.job[alone].tolist()
     holds = _add_member_holds(queues.holds, [view.jobs[at] for at in owners], names, share.tolist())
-    split_queues = replace(queues, holds=holds, outranked=outranked)
+    split_queues = replace(queues, holds=holds, outranked=outranked, restarts=False)
     found = find_fair_victims(request, split, cost, options, split_queues, host)
     return found if isinstance(found, ChosenVictims) else None
 

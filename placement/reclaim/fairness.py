@@ -49,13 +49,15 @@ class Queues:
     standing: with all that this pass has placed. holds: job → the GPUs that it holds, and its queue. A job
     without an entry belongs to no queue and is never stopped. outranked: names of the jobs that the class of
     the request may stop. outranking: those whose class may stop the request. They are never stopped for it,
-    because both could then stop each other in turn.
+    because both could then stop each other in turn. restarts: whether stopped jobs start again on what is left.
+    Members of a gang that shrinks do not.
     """
 
     standing: QueueStanding
     holds: Mapping[str, QueueHold]
     outranked: frozenset[str] = frozenset()
     outranking: frozenset[str] = frozenset()
+    restarts: bool = True
 
 
 def find_fair_victims(
@@ -194,12 +196,13 @@ class FairnessVerdict:
         waiting: dict[Hashable, list[LeafJob]] = {}
         for job in victims:
             waiting.setdefault(job.hold.key, []).append(job)
-        while True:
+        while self.queues.restarts:
             fits = [jobs for jobs in waiting.values() if jobs and _has_capacity(final, jobs[0].hold)]
             if not fits:
-                return final
+                break
             back = min(fits, key=lambda jobs: (_list_shares(final, jobs[0].hold.leaf), jobs[0].name)).pop(0)
             final.add_held(back.hold.leaf, back.hold.amounts)
+        return final
 
     def is_within_quota(self, victims: Sequence[LeafJob]) -> bool:
         """Return whether the queue of the request may hold its GPUs once the victims have stopped."""

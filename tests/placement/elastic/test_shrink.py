@@ -23,10 +23,12 @@ from tests.fuzz.bounds import examples
 from tests.placement.reclaim.scenes import OPTIONS, G, make_view
 
 
-def make_queues(view: ClusterView, leaf: Mapping[str, str]) -> Queues:
-    """Return the standing of two queues, of which the first is guaranteed half of the fleet."""
+def make_queues(view: ClusterView, leaf: Mapping[str, str], rest: float = 0.0) -> Queues:
+    """Return the standing of two queues, of which the first is guaranteed half of the fleet. rest: of the second."""
     capacity = {ANY: float(view.usable.sum())}
-    tree = read_queues(f"[queue.owed]\nguaranteed = {{gpu = {capacity[ANY] / 2}}}\n[queue.rest]\n")
+    tree = read_queues(
+        f"[queue.owed]\nguaranteed = {{gpu = {capacity[ANY] / 2}}}\n[queue.rest]\nguaranteed = {{gpu = {rest}}}\n"
+    )
     standing = QueueStanding(tree, {}, capacity)
     holds = {}
     for at, name in enumerate(view.jobs):
@@ -42,12 +44,13 @@ def shrink(
     each: int = G,
     level: LevelName | None = None,
     queue: str = "owed",
+    rest: float = 0.0,
 ) -> ShrunkGangs | None:
     request = PlacementRequest(
         request_id="payer", queue=queue, gang=members, gpus_per_node=each, topology=TopologyConstraint(level)
     )
     kind = [Eligibility.OWN_QUEUE if leaf == queue else Eligibility.RECLAIM for leaf in jobs.leaf]
-    queues = make_queues(view, dict(zip(jobs.names, jobs.leaf, strict=True)))
+    queues = make_queues(view, dict(zip(jobs.names, jobs.leaf, strict=True)), rest)
     return find_shrinks(request, view, jobs, np.array(kind, np.int8), queues, OPTIONS)
 
 
@@ -92,6 +95,13 @@ def test_a_gang_loses_whole_steps_even_if_fewer_members_are_needed() -> None:
     found = shrink(view, make_gangs(view, [G], [2], [3]), 1)
     assert found is not None
     assert (found.shrinks[0].size, found.shrinks[0].gpus) == (5, 3 * G)
+
+
+@pytest.mark.parametrize(("rest", "shrinks"), [(1, True), (2, False), (3, False)])
+def test_members_that_leave_do_not_count_as_started_again_on_free_nodes(rest: int, shrinks: bool) -> None:
+    view = make_view(np.array([[0] * G] * 4 + [[-1] * G] * 2), rack=4)
+    jobs = make_gangs(view, [G], [1], [1])
+    assert (shrink(view, jobs, 3, level="rack", rest=float(rest * G)) is not None) is shrinks
 
 
 def test_no_gang_shrinks_if_that_makes_too_little_room() -> None:
