@@ -67,9 +67,10 @@ class PassScene:
         state = view, self.jobs, run_times, Options(now_ms=NOW_MS)
         return plan(self.waiting[first:], *state, turns, reclaim=facts, promises=promises)
 
-    def make_facts(self) -> ReclaimInput:
+    def make_facts(self, promises: Promises) -> ReclaimInput:
         """Return the facts by which the pass names the jobs to stop. Nothing is sent, so it may search often."""
-        return ReclaimInput(ReclaimPolicy("advise"), self.tree, self.jobs)
+        leaving = {job: 1.0 for promised in promises.values() for job in promised.stopping}
+        return ReclaimInput(ReclaimPolicy("advise"), self.tree, self.jobs, leaving=leaving)
 
     def make_promises(self, is_short: bool) -> Promises:
         """Return the promises to the first requests. The jobs of one rack stop for each. is_short: one did not."""
@@ -128,7 +129,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     """Yield three records for each number of nodes."""
     for nodes in sizes:
         scene = make_pass_scene(nodes)
-        found = scene.run_pass(scene.make_facts(), {}).proposal
+        found = scene.run_pass(scene.make_facts({}), {}).proposal
         assert found is not None
         assert found.victims is not None, found.sentence
         yield _measure_pairs(f"{len(found.victims.chosen.jobs)} jobs stop for the head", scene, {}, first=0)
@@ -138,7 +139,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
 
 def _measure_pairs(case: str, scene: PassScene, promises: Promises, first: int) -> dict[str, Any]:
     """Return the record of passes with reclaim, and without it over the requests from number `first` on."""
-    facts = scene.make_facts()
+    facts = scene.make_facts(promises)
     found = scene.run_pass(facts, promises)
     assert found.proposal is not None, f"{case}: the pass searched for nothing"
     pairs = [

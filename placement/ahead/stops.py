@@ -54,7 +54,7 @@ class StopsAhead:
         facts, standing, holds = self.reclaim, turns.standing, dict(turns.holds)
         if facts is None or standing is None:
             return found
-        standing, later_s = count_promises(standing, holds, self.promises, frozenset()), -PASS_S
+        standing, later_s = count_promises(standing, holds, facts.leaving, self.promises), -PASS_S
         for entry in queue[:MOST_ENTRIES]:
             request_id, hold = entry.request.request_id, turns.find_hold(entry.request)
             request = None if request_id in found else turns.make_later_request(entry.request)

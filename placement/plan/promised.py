@@ -68,18 +68,23 @@ def hold_placement(view: ClusterView, request: PlacementRequest, ranks: Sequence
 
 
 def count_promises(
-    standing: QueueStanding, holds: Mapping[str, QueueHold], promises: Promises, placed: Collection[str] = ()
+    standing: QueueStanding,
+    holds: Mapping[str, QueueHold],
+    leaving: Mapping[str, float],
+    promises: Promises,
+    placed: Collection[str] = (),
 ) -> QueueStanding:
-    """Return the queues as they will be when all promised stops have happened and their requests run.
+    """Return the queues as they will be when all sent stops have happened and the requests with promises run.
 
-    placed: ids of requests that the standing counts already.
+    leaving: job → the share of its GPUs that it is asked to give up, also for a request that no longer waits. placed:
+    ids of requests that the standing counts already.
     """
-    if not promises:
+    if not leaving and not promises:
         return standing
     final = standing.copy()
+    for job in leaving.keys() & holds.keys():
+        final.add_held(holds[job].leaf, holds[job].amounts, -leaving[job])
     for request_id, promised in promises.items():
-        for job in promised.stopping & holds.keys():
-            final.add_held(holds[job].leaf, holds[job].amounts, -1.0)
         if request_id in placed:
             continue
         leaf = final.find_or_add_leaf(final.tree.find_request_leaf(promised.request)).name

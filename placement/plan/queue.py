@@ -404,13 +404,8 @@ class PassState:
         own = self.promises.get(request.request_id)
         others = {name: promised for name, promised in self.promises.items() if promised is not own}
         placed = {entry.request.request_id for entry, _ in self.placed}
-        standing, view = count_promises(standing, self.turns.holds, others, placed), self.view
-        if own is not None:
-            view = own.release_all(view)
-            for job in own.stopping & self.turns.holds.keys():
-                hold = self.turns.holds[job]
-                standing = standing.copy()
-                standing.add_held(hold.leaf, hold.amounts, -1.0)
+        standing = count_promises(standing, self.turns.holds, self.reclaim.leaving, others, placed)
+        view = self.view if own is None else own.release_all(self.view)
         state = view, standing, self.turns.holds, self.reclaim
         self.proposal = found = propose_reclaim(request, *state, self.options, shadow_ms, queued_ms)
         if found.sends and found.victims is not None:

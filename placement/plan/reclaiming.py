@@ -47,7 +47,8 @@ class ReclaimInput:
     """The facts by which a pass may propose to stop running jobs.
 
     jobs: the running jobs of the board. Jobs that the pass itself places are not among them.
-    find: the search for victims. Plays compare it with others. barred: job → why nobody can stop it now.
+    find: the search for victims. Plays compare it with others. leaving: job → the share of its GPUs that it was
+    asked to give up and still holds. barred: job → why nobody can stop it now.
     failed: request_id → the jobs that did not stop for it. exhausted: requests for which no further jobs are
     stopped. rigid: the jobs whose size no executor can change. bounds: None if nothing is ever sent. impatient: a
     request that counts as if it had waited long enough.
@@ -57,6 +58,7 @@ class ReclaimInput:
     tree: QueueTree
     jobs: RunningJobs
     find: VictimSearcher = find_victims
+    leaving: Mapping[str, float] = field(default_factory=dict)
     barred: Mapping[str, Eligibility] = field(default_factory=dict)
     failed: Mapping[str, frozenset[str]] = field(default_factory=dict)
     exhausted: frozenset[str] = frozenset()

@@ -50,7 +50,8 @@ class ReclaimAdvisor:
         tree = self._queues.tree
         if tree is None or tree.policy.reclaim.mode == "off":
             return None
-        barred = {record.action.job: Eligibility.IN_ACTION for record in self._control.list_open() if record.was_sent}
+        sent = [record.action for record in self._control.list_open() if record.was_sent]
+        barred = {action.job: Eligibility.IN_ACTION for action in sent}
         rigid = set[str]()
         policy, sets = tree.policy.reclaim, self._sets.list_followed(now_ms)
         if policy.mode == "act":
@@ -63,6 +64,7 @@ class ReclaimAdvisor:
             policy,
             tree,
             observed.jobs,
+            leaving=find_leaving_shares(sent, observed),
             barred=barred,
             failed={found.row.payer: frozenset(found.row.failed) for found in sets},
             exhausted=frozenset(found.row.payer for found in sets if found.is_exhausted),
@@ -252,6 +254,28 @@ def make_whole_job_action(
         cost=ActionCost(lost=float(costs.lost[row]), restart=float(costs.restart[row]), wait=float(costs.wait[row])),
         payer=payer,
     )
+
+
+def find_leaving_shares(sent: Sequence[JobAction], observed: ObservedFleet) -> dict[str, float]:
+    """Return job → the share of its GPUs that it was asked to give up, and that it still holds.
+
+    sent: the open actions that were sent.
+    """
+    found = {}
+    for action in sent:
+        if (action.job, action.attempt) in observed.seen and action.job in observed.view.jobs:
+            if action.kind is ActionKind.PREEMPT:
+                found[action.job] = 1.0
+            elif action.kind is ActionKind.SHRINK:
+                found[action.job] = _compute_held_share(action, observed.view)
+    return found
+
+
+def _compute_held_share(action: JobAction, view: ClusterView) -> float:
+    """Return the share of a job's GPUs that are among the ranks of an action."""
+    asked = {(rank.node, gpu) for rank in action.ranks for gpu in rank.gpus}
+    held = [(rank.node, gpu, rank.milli) for rank in list_job_ranks(view, action.job) for gpu in rank.gpus]
+    return sum(milli for node, gpu, milli in held if (node, gpu) in asked) / max(1, sum(row[2] for row in held))
 
 
 def list_job_ranks(view: ClusterView, job: str) -> tuple[RankPlacement, ...]:

@@ -23,7 +23,7 @@ def run_and_count_searches(scene: PassScene, promises: Promises) -> tuple[Plan, 
         found.append(find_victims(*arguments))
         return found[-1]
 
-    return scene.run_pass(replace(scene.make_facts(), find=find), promises), len(found)
+    return scene.run_pass(replace(scene.make_facts(promises), find=find), promises), len(found)
 
 
 def test_the_head_is_an_entitled_request_and_would_stop_jobs(scene: PassScene) -> None:

@@ -198,6 +198,18 @@ def test_gpus_of_a_stop_are_free_only_once_they_show_idle_even_if_its_payer_no_l
     assert set(world.placed()) == {"r"}
 
 
+def test_a_stop_whose_payer_no_longer_waits_counts_against_further_stops(world: ActWorld) -> None:
+    send_stop(world)
+    world.ask("DELETE", "/queue/p")
+    world.wait_for("q", "owed", 4)
+    world.agents_pass_at(400)
+    assert world.states() == {"a": "sent"}, "without a and one more job, lender would hold less than its guarantee"
+    world.end("a")
+    world.pass_at(10)
+    world.pass_at(10)
+    assert world.placed() == {"q": ["n05", "n06", "n07", "n08"]}
+
+
 def test_an_idle_reading_of_a_minute_is_needed_and_late_telemetry_waits(world: ActWorld) -> None:
     world.board.hearing = Hearing.FRESH
     send_stop(world)
