@@ -61,10 +61,8 @@ class StopsAhead:
             if request is None or hold is None or fits_now(request, view, options):
                 continue
             proposal = propose_reclaim(request, view, standing, holds, facts, options, MAX_MS, 0)
-            if (
-                proposal.victims is None or not proposal.sends or proposal.shrinks
-            ):  # it is the head, and passes stop jobs for the head alone
-                break
+            if proposal.victims is None or not proposal.sends or proposal.shrinks:
+                break  # it is the head, and passes stop jobs for the head alone
             stopped = proposal.victims.chosen.jobs
             standing = standing.copy()
             for job in stopped:
