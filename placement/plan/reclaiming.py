@@ -6,7 +6,7 @@ The placer sends a proposal to executors only if the pass says that it may be se
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -16,9 +16,10 @@ from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.elastic.shrink import GangShrink, ShrunkGangs, find_shrinks
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.running_jobs import RunningJobs
-from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.machines.view import Advice, ClusterView
 from fleetcast.placement.machines.words import format_count
 from fleetcast.placement.plan.promised import SendingBounds
+from fleetcast.placement.plan.turns import count_gpus_by_resource
 from fleetcast.placement.queues.queues_ahead import QueueHold
 from fleetcast.placement.queues.standing import QueueStanding
 from fleetcast.placement.queues.tree import QueueTree, ReclaimPolicy, join_some
@@ -120,7 +121,8 @@ def propose_reclaim(
     costs = compute_job_costs(facts.jobs, now_ms)
     elastic = eligibility.copy()
     elastic[[row for name, row in facts.jobs.row.items() if name in facts.rigid]] = Eligibility.NO_EXECUTOR
-    shrunk = find_shrinks(request, view, facts.jobs, elastic, Queues(standing, holds), options)
+    queues = Queues(standing, holds, closed=_count_closed_gpus(view))
+    shrunk = find_shrinks(request, view, facts.jobs, elastic, queues, options)
     if shrunk is not None:
         return _make_shrink_proposal(request, shrunk, costs, facts, now_ms)
     at = {name: row for row, name in enumerate(facts.jobs.names)}
@@ -135,11 +137,17 @@ def propose_reclaim(
         )
         cost = np.append(np.where(may, costs.total, np.inf), np.inf)[rows]
         host = HostAmounts(*(np.append(held, np.nan)[rows] for held in (facts.jobs.cpus, facts.jobs.host_memory_gib)))
-        found = find_fair_victims(request, view, cost, options, Queues(standing, holds, outranked), host, facts.find)
+        found = find_fair_victims(request, view, cost, options, replace(queues, outranked=outranked), host, facts.find)
         if isinstance(found, ChosenVictims):
             return _judge_bounds(request, found, facts, eligibility, costs, now_ms)
         why = found
     return ReclaimProposal("none", request, _explain_failure(why, eligibility))
+
+
+def _count_closed_gpus(view: ClusterView) -> dict[str, float]:
+    """Return resource → the free GPUs on closed, lost or failing nodes: no stopped job starts there."""
+    closed = ~view.is_open | (view.advice == Advice.DRAIN)
+    return count_gpus_by_resource(view, view.usable & (view.holders < 0) & closed[:, None])
 
 
 def _explain_not_sent(facts: ReclaimInput, gpus: Mapping[str, float], now_ms: int) -> tuple[str, str]:

@@ -10,7 +10,7 @@ queues are compared where their paths leave each other.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -50,7 +50,7 @@ class Queues:
     without an entry belongs to no queue and is never stopped. outranked: names of the jobs that the class of
     the request may stop. outranking: those whose class may stop the request. They are never stopped for it,
     because both could then stop each other in turn. restarts: whether stopped jobs start again on what is left.
-    Members of a gang that shrinks do not.
+    Members of a gang that shrinks do not. closed: resource → free GPUs on nodes where no job starts.
     """
 
     standing: QueueStanding
@@ -58,6 +58,7 @@ class Queues:
     outranked: frozenset[str] = frozenset()
     outranking: frozenset[str] = frozenset()
     restarts: bool = True
+    closed: Amounts = field(default_factory=dict)
 
 
 def find_fair_victims(
@@ -197,7 +198,9 @@ class FairnessVerdict:
         for job in victims:
             waiting.setdefault(job.hold.key, []).append(job)
         while self.queues.restarts:
-            fits = [jobs for jobs in waiting.values() if jobs and _has_capacity(final, jobs[0].hold)]
+            fits = [
+                jobs for jobs in waiting.values() if jobs and _has_capacity(final, jobs[0].hold, self.queues.closed)
+            ]
             if not fits:
                 break
             back = min(fits, key=lambda jobs: (_list_shares(final, jobs[0].hold.leaf), jobs[0].name)).pop(0)
@@ -236,10 +239,13 @@ def _keeps_guarantee(stand: QueueTotals, resources: Iterable[str]) -> bool:
     return all(stand.held.get(name, 0.0) >= stand.guaranteed.get(name, 0.0) - ROUNDING for name in resources)
 
 
-def _has_capacity(standing: QueueStanding, hold: QueueHold) -> bool:
+def _has_capacity(standing: QueueStanding, hold: QueueHold, closed: Amounts) -> bool:
     """Return whether a stopped job could start again, by the number of free GPUs and the limits of its queues."""
-    held = standing.stands[""].held
-    free = all(held.get(name, 0.0) + gpus <= standing.capacity.get(name, 0.0) for name, gpus in hold.amounts.items())
+    held, capacity = standing.stands[""].held, standing.capacity
+    free = all(
+        held.get(name, 0.0) + closed.get(name, 0.0) + gpus <= capacity.get(name, 0.0)
+        for name, gpus in hold.amounts.items()
+    )
     return free and standing.find_refusing_queue(hold.leaf, hold.amounts) is None
 
 

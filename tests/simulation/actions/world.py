@@ -25,6 +25,7 @@ import msgspec
 from fleetcast.fleet import failpoints
 from fleetcast.fleet.errors import FleetcastError
 from fleetcast.fleet.requests import PlacementRequest, TopologyConstraint
+from fleetcast.placement.actions.action import ActionKind
 from fleetcast.placement.actions.breaker import BreakerLimits
 from fleetcast.placement.actions.life import ActionRecord, ActionState
 from fleetcast.placement.ledger.verify import verify_ledger
@@ -344,7 +345,7 @@ class ActionWorld:
         self.laws.growth.check_pass(ledger.actions.list_open(), waiting)
 
     def _sum_held(self) -> Counter[str]:
-        """Return queue → the GPUs that its jobs hold, or that its requests were promised, by a placement or a set."""
+        """Return queue → the GPUs that its jobs hold, or that were promised: by a placement, a set or growth."""
         held: Counter[str] = Counter()
         for job in self.truth.running.values():
             held[job.queue] += GPUS * len(job.nodes)
@@ -354,6 +355,9 @@ class ActionWorld:
         for found in self.placer.service.view.promised_sets.list_followed(self.now_ms):
             if found.is_live and found.row.payer in self.clients:
                 held[self.clients[found.row.payer].request.queue] += GPUS * len(found.row.ranks)
+        for row in self.placer.service.ledger.actions.list_open():
+            if row.action.kind is ActionKind.GROW and row.may_have_begun:
+                held[row.action.queue] += round(row.action.gpus)
         return held
 
     def _read_decisions(self) -> None:
