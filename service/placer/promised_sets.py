@@ -186,15 +186,15 @@ class PromisedSets:
         """Yield each hold. Where two name a GPU, the first counts."""
         for action in [record.action for record in self._ledger.actions.list_open() if record.was_sent]:
             yield _ActionHold(make_freed_hold_name(action.job), action.ranks, action.by_ms)
+        for record in self._list_gang_actions():
+            action, job = record.action, record.action.job
+            ranks, gang = [*action.places, *action.pinned], job if record.may_have_begun else ""
+            yield _ActionHold(make_gang_hold_name(job), ranks, action.by_ms, gang)
         for found in self.list_followed(now_ms):
             if found.is_live:
                 seen = [record.action.ranks for record in found.records if record.state is ActionState.SEEN]
                 freed = [rank for ranks in seen for rank in ranks]
                 yield _ActionHold(make_hold_name(found.row.payer), [*found.row.ranks, *freed], found.row.by_ms)
-        for record in self._list_gang_actions():
-            action, job = record.action, record.action.job
-            ranks, gang = [*action.places, *action.pinned], job if record.may_have_begun else ""
-            yield _ActionHold(make_gang_hold_name(job), ranks, action.by_ms, gang)
 
 
 class _ActionHold(NamedTuple):

@@ -18,6 +18,19 @@ def test_a_short_run_of_actions_breaks_no_law_and_repeats() -> None:
 
 
 @pytest.mark.simulation
+@pytest.mark.parametrize(
+    ("seed", "episode", "steps"),
+    [
+        (107, 1, 1000),  # fairness forgot a stop whose request no longer waited
+        (37, 1, 951),  # a request got a healthy node of a gang that was to get another one
+    ],
+)
+def test_an_episode_that_failed_once_breaks_no_law(seed: int, episode: int, steps: int) -> None:
+    run = simulate(*ACTIONS, "--seed", str(seed), "--episode", str(episode), "--steps", str(steps))
+    assert run["failure"] is None
+
+
+@pytest.mark.simulation
 @pytest.mark.parametrize("name", ACTION_MUTATIONS)
 def test_a_defect_of_actions_is_found(name: str) -> None:
     mutation = ACTION_MUTATIONS[name]
