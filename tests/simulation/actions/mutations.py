@@ -24,9 +24,12 @@ def _hash_job_alone(self: JobAction) -> str:
     return hashlib.sha256(msgspec.json.encode((self.kind, self.job))).hexdigest()[:DIGITS]
 
 
-def _judge_before_the_stops(self: FairnessVerdict, victims: Any) -> Any:
-    """Return the standing before anything has been stopped or placed."""
-    return self.queues.standing.copy()
+_is_fair = FairnessVerdict._is_fair
+
+
+def _judge_before_the_stops(self: FairnessVerdict, final: Any, giver: str, resources: Any) -> bool:
+    """Return whether a queue may give GPUs, by what the queues hold before anything has been stopped or placed."""
+    return _is_fair(self, self.queues.standing, giver, resources)
 
 
 def _accept_any_attempt(self: ActionControl, action_id: str, *_: Any) -> Any:
@@ -88,7 +91,7 @@ ACTION_MUTATIONS = {
         1, ("to the gang", "given once"), PromisedSets, "_list_gang_actions", lambda self: []
     ),
     "an-id-without-its-inputs": Mutation(1, ("ids", "not twice"), JobAction, "compute_wish", _hash_job_alone),
-    "shares-checked-too-early": Mutation(3, ("fair",), FairnessVerdict, "_make_final", _judge_before_the_stops),
+    "shares-checked-too-early": Mutation(1, ("fair",), FairnessVerdict, "_is_fair", _judge_before_the_stops),
     "count-no-stops": Mutation(1, ("within bounds",), CircuitBreaker, "count", lambda self, action, now_ms: self),
     "reply-for-another-attempt": Mutation(1, ("lives",), ActionControl, "_find_own_action", _accept_any_attempt),
     "any-state-may-follow": Mutation(
