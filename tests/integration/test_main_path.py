@@ -130,7 +130,8 @@ def test_a_scattered_gang_is_refused_and_placed_once_one_rack_has_room(two_racks
     assert refused["nodes"] == refused["candidates"] + sum(refused["rejected"].values()) == 18
 
     release(service, 2, range(5, 9))
-    service.until("the release", lambda: service.get("/v1/fleet")["gpus"]["running"] == 48)
+    trial = gang_request("trial", dry_run=True)
+    service.until("the release", lambda: service.request("POST", "/v1/placements", trial)[1]["outcome"] == "placed")
     _, placed, _ = service.request("POST", "/v1/placements", gang_request("g2"))
     assert placed["outcome"] == "placed", placed["sentence"]
     assert {rank["node"][:2] for rank in placed["ranks"]} == {"r2"}
