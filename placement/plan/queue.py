@@ -252,7 +252,9 @@ class PassState:
             row = self.asks[ask] = AskInPass(ask)
         reason = row.reason or self._find_skip_reason(row, entry)
         if not self.profile.is_full and row.may_claim and reason is not None and reason.code in ("room", "kept"):
-            self._claim_or_wait(entry, row, self.turns.limit_to_quota(entry.request), reason)
+            allowed = self.turns.limit_to_quota(entry.request)
+            later = self.turns.make_later_request(entry.request) if isinstance(allowed, str) else allowed
+            self._claim_or_wait(entry, row, later, reason)
         elif reason is not None and reason is row.reason:
             self.waiting.append(Wait(entry, len(self.waiting) + 1, reason))  # of thousands nothing else is asked
         elif reason is not None:
@@ -350,14 +352,14 @@ class PassState:
         return True
 
     def _claim_or_wait(
-        self, entry: WaitingEntry, row: AskInPass, request: PlacementRequest | str, reason: WaitReason
+        self, entry: WaitingEntry, row: AskInPass, request: PlacementRequest | None, reason: WaitReason
     ) -> None:
         """Give an entry that cannot start a claim, if there may be another one and its queue may hold it.
 
-        request: the entry's request, limited to its quota. It is a sentence if the quota refuses it. reason: why the
-        entry cannot start.
+        request: the entry's request, limited to its quota. None if its queue may not hold it later either. reason: why
+        the entry cannot start.
         """
-        if reason.code in ("never", "unknown") or self.profile.is_full or isinstance(request, str):
+        if reason.code in ("never", "unknown") or self.profile.is_full or request is None:
             self._add_wait(entry, reason)
         elif self.profile.claims and not self.turns.may_claim(request):
             row.may_claim = False
