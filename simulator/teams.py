@@ -78,8 +78,7 @@ def format_queues_toml(gpus: int, spares: int = 0, research: int = 0, reclaim: s
     """
     urgent = int(gpus * URGENT_GUARANTEE) // 8 * 8
     parts = {team.name: (gpus - urgent - research) * team.weight // 100 for team in TEAMS}
-    return (
-        f"""\
+    text = f"""\
 # Three teams share the fleet 40/40/20. Language asks for more than that and borrows; vision asks for less and lends.
 [policy]
 half_life_h = 24
@@ -120,24 +119,18 @@ per_user = true
 currency = "EUR"
 gpu = 2.0
 """
-        + (
-            f"""
+    if spares:
+        text += f"""
 # Free nodes that replace lost ones under a gang.
 [spares]
 level = "cluster"
 count = {spares}
 """
-            if spares
-            else ""
-        )
-        + (
-            f"""
+    if research:
+        text += f"""
 # It has nodes of its own. Urgent jobs may use them, too.
 [queue.{RESEARCH}]
 guaranteed = {{gpu = {research}}}
 preemptible = "all"
 """
-            if research
-            else ""
-        )
-    )
+    return text

@@ -15,7 +15,7 @@ import numpy as np
 
 from fleetcast.models.risk.record import BINS, EDGES, UNWATCHED_SHARE, WATCHED_MS, Calibration, make_calibration
 
-MOST_WAITING = 1000  # advices that are followed at once
+MOST_WAITING = 1000  # pieces of advice that are followed at once
 A_DAY_S = 86_400.0
 
 

@@ -80,7 +80,7 @@ class ActionRecord:
 
     @property
     def may_have_begun(self) -> bool:
-        """The claim that an executor may carry the action out by now, so that it can no longer be withdrawn.
+        """Whether an executor may have begun the action by now, so that the placer can no longer withdraw it.
 
         A job's own agent begins only after its reply was recorded. Any other executor begins before it replies.
         """

@@ -286,10 +286,8 @@ class PassState:
             row.reason, row.refused = final, None
             return row.reason
         if self.tries >= BACKFILL_TRIES:
-            row.reason, row.wants = (
-                self._make_behind_reason("untried", entry.request),
-                False,
-            )  # nobody is placed any more
+            row.reason = self._make_behind_reason("untried", entry.request)
+            row.wants = False  # this pass places nothing more
             return row.reason
         if row.version != self.turns.version:
             self._record_allowance(row, entry.request)

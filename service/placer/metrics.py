@@ -156,17 +156,19 @@ class ActionMetrics:
     def _add_foreseen(self, registry: CollectorRegistry) -> None:
         """Add the metrics of advice to replace nodes before they fail."""
         self.foreseen_matured = Gauge(
-            "fleetcast_foreseen_matured_advices",
-            "Advices to replace nodes before they fail whose time is over.",
+            "fleetcast_foreseen_matured_swaps",
+            "Swaps of nodes that were advised before a failure, and whose horizon is over.",
             registry=registry,
         )
         self.foreseen_mean = Gauge(
             "fleetcast_foreseen_mean_forecast_ratio",
-            "Mean probability of a failure in these advices.",
+            "Mean probability of a failure with which these swaps were advised.",
             registry=registry,
         )
         self.foreseen_observed = Gauge(
-            "fleetcast_foreseen_observed_ratio", "Share of these advices that a lost node followed.", registry=registry
+            "fleetcast_foreseen_observed_ratio",
+            "Share of these swaps whose node was lost within the horizon.",
+            registry=registry,
         )
 
     def set_foreseen(self, calibration: Calibration) -> None:

@@ -129,7 +129,7 @@ def _find_broken_bound(play: ShortPlay) -> str:
 
 
 def _find_wasted_stop(play: ShortPlay) -> str:
-    """Whoever paid for a stop starts at that moment, on what the stop has freed."""
+    """Return why a stop was wasted, or "". Its payer must start at that moment, on the GPUs that the stop freed."""
     starts = {(one.job, one.start_s) for one in play.progress.attempts}
     wasted = [stop for stop in play.progress.stops if (stop.payer, stop.at_s) not in starts]
     return f"job {wasted[0].payer} paid at {wasted[0].at_s:g} s and did not start" if wasted else ""

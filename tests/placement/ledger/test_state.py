@@ -35,7 +35,7 @@ def refuse(ledger: Ledger, request_id: str) -> None:
 
 
 def stored(path: Path) -> dict[str, str]:
-    """What another process finds in the table `state`, apart from what every ledger says of itself."""
+    """Return what another process reads from the table `state`, without the rows that every ledger has."""
     with closing(sqlite3.connect(path)) as db:
         return dict(db.execute("SELECT key, value FROM state WHERE key != ?", [SAID_AFTER]))
 

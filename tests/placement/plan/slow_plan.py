@@ -67,7 +67,7 @@ class SlowPass:
         self.before = self.view
 
     def forms(self, request: PlacementRequest) -> tuple[Any, Any]:
-        """What the built-in filters read of a request and the least gang that must fit; and all but ids and times."""
+        """Return what the built-in filters read of a request and its least gang, and all of it but ids and times."""
         reads = RecordedReads(request)
         screen(cast(PlacementRequest, reads), self.before, replace(self.options, filters=()))
         wide = request.members.min, request.required, frozenset(reads.values.items())

@@ -140,7 +140,7 @@ def test_what_is_free_is_told_as_it_is_after_the_pass() -> None:
 def test_another_free_node_makes_nobody_unplaceable(
     tree: str, nodes: list[list[int]], asked: dict[str, Any], queue: str, in_last_rack: bool
 ) -> None:
-    """Of one who waits alone."""
+    """The request waits alone."""
     more = [*nodes[:-1], [*nodes[-1], 8]] if in_last_rack else [*nodes, [8]]
     found = []
     for fleet in (nodes, more):

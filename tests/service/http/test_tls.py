@@ -125,7 +125,7 @@ class Api:
             connection.close()
 
     def serial(self) -> str:
-        """Of the certificate that is shown to who comes now."""
+        """Return the serial number of the certificate that a new connection gets."""
         raw = socket.create_connection(("127.0.0.1", self.port), 30)
         with self.context().wrap_socket(raw, server_hostname="localhost") as connection:
             return str((connection.getpeercert() or {})["serialNumber"])

@@ -107,7 +107,7 @@ def _check_gpus(site: Site, board: Board) -> None:
 
 
 def _check_queues(site: Site, board: Board, page: str) -> None:
-    """What queues hold, by their metrics and by open charges, is what jobs hold on the map."""
+    """Check that queues hold, by their metrics and by open charges, what jobs hold on the map."""
     gpus, parts = board.json("doc.fleet")["gpus"], board.array("gpu.parts")
     shared = {(row, gpu) for _, row, gpu, _ in parts.tolist()}
     milli = 1000 * (gpus["running"] - gpus["unknown_use"] - len(shared)) + int(parts[:, 3].sum())

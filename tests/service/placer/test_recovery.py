@@ -170,5 +170,5 @@ def test_the_calibration_of_foreseen_failures_is_published_and_survives_a_restar
     assert (found["matured"], found["faults"], found["mean_p"]) == (1, int(is_lost), 0.4)
     world.service.actions.update_metrics(world.clock.now_ms())
     page = generate_latest(world.service.metrics.registry).decode()
-    assert "fleetcast_foreseen_matured_advices 1.0" in page
+    assert "fleetcast_foreseen_matured_swaps 1.0" in page
     assert f"fleetcast_foreseen_observed_ratio {float(is_lost)}" in page
