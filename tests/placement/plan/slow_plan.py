@@ -94,8 +94,9 @@ class SlowPass:
         request = entry.request
         code = self.code_of(request)
         allowed = self.turns.limit_to_quota(request)
-        if code == "room" and not isinstance(allowed, str):
-            code = self.claim_or(code, allowed)
+        if code == "room" and not self.is_full:
+            later = self.turns.make_later_request(request) if isinstance(allowed, str) else allowed
+            code = code if later is None else self.claim_or(code, later)
         if not code:
             if isinstance(allowed, str):
                 self.codes[request.request_id] = "queue"
