@@ -5,6 +5,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.processes import is_running
+
 CHILD = "import time; from fleetcast.fleet.process import watch_parent; watch_parent(); time.sleep(60)"
 PARENT = """
 import subprocess, sys, time
@@ -15,14 +17,6 @@ time.sleep(60)
 """
 
 
-def alive(pid: int) -> bool:
-    """Whether the process runs; one that ended and that nobody waits for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def test_a_child_ends_when_its_parent_was_killed(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(note), CHILD])
@@ -30,13 +24,13 @@ def test_a_child_ends_when_its_parent_was_killed(tmp_path: Path) -> None:
         time.sleep(0.02)
     child = int(note.read_text())
     time.sleep(0.5)
-    assert alive(child)
+    assert is_running(child)
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     began = time.monotonic()
-    while alive(child) and time.monotonic() - began < 60:
+    while is_running(child) and time.monotonic() - began < 60:
         time.sleep(0.05)
-    assert not alive(child)
+    assert not is_running(child)
 
 
 def test_without_the_variable_nobody_is_watched() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.processes import is_running
+
 SCRIPT = """
 import asyncio, json, os, signal, sys, threading, time
 from pathlib import Path
@@ -84,13 +86,6 @@ def until(check: Callable[[], Any]) -> Any:
     return found
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 class World:
     """A supervisor in a process of its own."""
 
@@ -128,7 +123,7 @@ class World:
         self.process.kill()
         self.process.wait()
         for pid in self.known:
-            if is_alive(pid):
+            if is_running(pid):
                 os.kill(pid, signal.SIGKILL)
 
 
@@ -158,7 +153,7 @@ def test_a_role_has_a_session_and_signals_of_its_own_and_no_file_of_the_supervis
         files = 6 if CAN_WATCH_PROCESSES else 5
         assert len(row["files"]) == files, "stdin, stdout, stderr, the report, the launcher, and the listing itself"
     assert world.stop() == [0, {"a": 0, "b": 0}]
-    assert not any(is_alive(pid) for pid in pids.values())
+    assert not any(is_running(pid) for pid in pids.values())
 
 
 def test_a_role_that_ends_is_restarted_with_its_exit_code(start: Any, capfd: pytest.CaptureFixture[str]) -> None:
@@ -169,7 +164,7 @@ def test_a_role_that_ends_is_restarted_with_its_exit_code(start: Any, capfd: pyt
     os.kill(second["pid"], signal.SIGKILL)
     third = world.role("a", 2)
     assert len({first["pid"], second["pid"], third["pid"]}) == 3
-    assert is_alive(other["pid"])
+    assert is_running(other["pid"])
     assert world.stop()[1] == {"a": 2, "b": 0}
     said = capfd.readouterr().err
     assert "a ended with 3" in said
@@ -209,7 +204,7 @@ def test_the_roles_end_with_a_supervisor_that_is_killed(start: Any) -> None:
     pids = [world.role("a")["pid"], world.role("b")["pid"], world.pids("launcher")["launcher"]]
     world.process.kill()
     world.process.wait()
-    until(lambda: not any(is_alive(pid) for pid in pids))
+    until(lambda: not any(is_running(pid) for pid in pids))
 
 
 def test_without_its_launcher_a_supervisor_starts_new_programs(start: Any) -> None:
@@ -217,6 +212,6 @@ def test_without_its_launcher_a_supervisor_starts_new_programs(start: Any) -> No
     pids = [world.role("a")["pid"], world.role("b")["pid"]]
     os.kill(world.pids("launcher")["launcher"], signal.SIGKILL)
     until(lambda: (world.folder / "a-new").exists() and (world.folder / "b-new").exists())
-    until(lambda: not any(is_alive(pid) for pid in pids))
+    until(lambda: not any(is_running(pid) for pid in pids))
     world.known |= set(world.pids("a", "b").values())
     assert world.stop()[0] == 0

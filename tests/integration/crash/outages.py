@@ -4,10 +4,10 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from tests.integration.service_process import Service
+from tests.processes import is_running
 
 
 @contextmanager
@@ -26,8 +26,7 @@ def gone(service: Service, *roles: str) -> None:
     for role in roles:
         service.kill(role)
     for role in roles:
-        status = Path(f"/proc/{pids[role]}/stat")
-        while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
+        while is_running(pids[role]):
             time.sleep(0.01)
 
 

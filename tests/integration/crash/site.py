@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.service_process import Service
+from tests.processes import is_running
 
 ROLES = ("pipeline", "api", "placer", "adapters", "supervisor")
 
@@ -45,11 +46,10 @@ class Site:
     def _is_ours(self, pid: int) -> bool:
         """Whether it lives and is a process of this service: a number in `read_pids` may be somebody else's by now."""
         try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
             command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
         except OSError:
             return False
-        return state != "Z" and str(self.service.folder) in command
+        return is_running(pid) and str(self.service.folder) in command
 
     def until_ready(self, limit_s: float = 90.0) -> float:
         """Wait for /readyz; returns how long that took."""
