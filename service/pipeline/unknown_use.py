@@ -19,7 +19,7 @@ from fleetcast.features.frame import FeatureFrame
 from fleetcast.fleet.stateful import Dump, Stateful
 
 USED_SHARE = 0.05  # of the time, or of the multiprocessors
-USED_BYTES = 2.0**30  # a bare context takes less
+USED_BYTES = 2.0**31  # a bare context takes 0.6 GiB, and some exporters add 0.5 of the driver's own (H100, measured)
 USED_W = 150.0  # an idle H100 with a context open takes 120 W (measured), idle GPUs of all data centres less than 145 W
 TURNS_MS = 60_000
 NEVER = -1  # no verdict yet; else 0 or 1

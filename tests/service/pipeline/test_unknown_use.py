@@ -40,8 +40,10 @@ def test_each_sign_of_work_counts_by_itself(reading: tuple[float, ...]) -> None:
     assert classify_work(frame(reading, IDLE), ROWS).tolist() == [[1, 0]]
 
 
-def test_an_open_context_and_a_gpu_never_heard_are_no_work() -> None:
-    context = (0.0, 0.0, 5.0e8, 120.0)
+@pytest.mark.parametrize("used_mib", [621, 1101], ids=["used alone", "with what the driver reserves"])
+def test_an_open_context_and_a_gpu_never_heard_are_no_work(used_mib: int) -> None:
+    """The readings are those of an H100 on which a process holds a context and does nothing."""
+    context = (0.0, 0.0, used_mib * 2.0**20, 118.6)
     assert classify_work(frame(context, NOTHING), np.array([[0, 1], [-1, 9]], np.int32)).tolist() == [[0, -1], [-1, -1]]
 
 
