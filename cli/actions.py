@@ -42,7 +42,7 @@ def list_actions(
     every: Annotated[bool, typer.Option("--all", help="Also actions that have ended.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """List open actions in the order of their last changes, and say whether they are paused.
+    """List open actions in the order of their last changes, and say whether actions are sent.
 
     Example:  fleetcast actions list --queue research --all
     """
@@ -225,8 +225,8 @@ def _switch(url: str | None, verb: str, as_json: bool) -> None:
 
 
 def _describe_switches(switches: dict[str, Any]) -> list[str]:
-    """Return a sentence for each switch that stops the sending of actions, or one that none does."""
-    lines = []
+    """Return a sentence for each switch that stops the sending of actions, and one for the mode of the policy."""
+    lines = list[str]()
     if switches["paused_ms"] is not None:
         by = f" by {switches['paused_by']}" if switches["paused_by"] else ""
         lines.append(f"paused{by} since {format_utc(switches['paused_ms'])}: fleetcast actions resume")
@@ -235,4 +235,11 @@ def _describe_switches(switches: dict[str, Any]) -> list[str]:
         lines.append(
             f"the circuit breaker is open since {format_utc(switches['opened_ms'])}{why}; fleetcast actions reset"
         )
-    return lines or ["not paused; the circuit breaker is closed"]
+    return [*(lines or ["not paused; the circuit breaker is closed"]), _describe_mode(switches)]
+
+
+def _describe_mode(switches: dict[str, Any]) -> str:
+    mode, act_in = switches["mode"], switches["act_in"]
+    if mode != "act":
+        return f'reclaim is "{mode}": {"nothing is proposed or sent" if mode == "off" else "no action is sent"}'
+    return f'reclaim is "act" in {", ".join(act_in)}; elsewhere it is "advise"' if act_in else 'reclaim is "act"'

@@ -38,8 +38,13 @@ class ActionRow(TypedDict):
 
 
 class ActionSwitches(TypedDict):
-    """The switches that stop the sending of actions. `paused_ms` and `opened_ms` are None while they do not."""
+    """The switches that decide whether actions are sent. `paused_ms` and `opened_ms`: since when nothing is, or None.
 
+    `mode`: off, advise or act. `act_in`: the queues to which act is limited, empty if there is no limit.
+    """
+
+    mode: str
+    act_in: list[str]
     paused_ms: int | None
     paused_by: str
     opened_ms: int | None

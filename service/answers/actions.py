@@ -10,6 +10,7 @@ from fleetcast.models.risk.record import Calibration
 from fleetcast.placement.actions.action import ActionCost, ActionKind, RejectedSet
 from fleetcast.placement.actions.life import ActionState, LifeStep
 from fleetcast.placement.plan.reclaiming import ReclaimCode
+from fleetcast.placement.queues.tree import ReclaimMode
 
 
 class ActionRow(msgspec.Struct, kw_only=True):
@@ -62,11 +63,15 @@ class ActionDetails(ActionRow, kw_only=True):
 
 
 class ActionSwitches(msgspec.Struct, kw_only=True):
-    """The switches that stop the sending of actions. paused_ms and opened_ms: since when they do so, or null.
+    """The switches that decide whether actions are sent. paused_ms and opened_ms: since when nothing is, or null.
 
+    mode: `reclaim` in the policy, "off" without a file of queues. Only "act" sends actions. act_in: the queues to
+    which "act" is limited. It is empty if there is no limit. A caller bound to queues gets what holds for them.
     why: why the circuit breaker is open.
     """
 
+    mode: ReclaimMode = "off"
+    act_in: Sequence[str] = ()
     paused_ms: int | None = None
     paused_by: str = ""
     opened_ms: int | None = None

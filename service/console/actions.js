@@ -2,7 +2,7 @@
 
 import { send } from "./api.js";
 import { byId, h, keyed, mark, say, unique } from "./dom.js";
-import { clockTime, count, figure, num, object, rows, sentence, text } from "./format.js";
+import { clockTime, count, figure, list, num, object, rows, sentence, text } from "./format.js";
 
 const SHOWN = 8;
 const SECONDS_PER_HOUR = 3600;
@@ -66,7 +66,15 @@ function writeRow(item, row, nowMs) {
   say(why, reasonOf(row));
 }
 
-/** What the switches say, or "" while actions are sent. */
+/** What the policy lets actions do, or "" if they may be sent in all queues. */
+function modeLine(switches) {
+  const [mode, queues] = [text(switches.mode), list(switches.act_in).map(text).filter(Boolean)];
+  if (mode === "off") return "Nothing is proposed or sent: reclaim is off in the policy of the queues.";
+  if (mode === "advise") return "Advice only: no action is sent, because reclaim is “advise” in the policy of the queues.";
+  return mode === "act" && queues.length ? `Actions are sent only for jobs of ${queues.join(", ")}. Elsewhere they are advice.` : "";
+}
+
+/** Since when nothing is sent, or "". */
 function pausedLine(switches, nowMs) {
   if (num(switches.paused_ms) === null) return "";
   return `Paused since ${clockTime(switches.paused_ms, nowMs)}${text(switches.paused_by) ? ` by ${text(switches.paused_by)}` : ""}: no action is sent.`;
@@ -87,7 +95,8 @@ export class Actions {
     this.dialog = byId("confirm");
     this.paused = h("p", { class: "refused", hidden: true }, h("span"), " ", this.button("resume", "Resume"));
     this.breaker = h("p", { class: "refused", hidden: true }, h("span"), " ", this.button("reset", "Reset"));
-    byId("actions-switches").append(this.paused, this.breaker);
+    this.mode = h("p", { class: "actions-mode", hidden: true });
+    byId("actions-switches").append(this.mode, this.paused, this.breaker);
     this.pause = this.button("pause", "Pause all actions");
     byId("actions-pause").append(this.pause);
   }
@@ -111,7 +120,9 @@ export class Actions {
   }
 
   writeSwitches(switches, nowMs) {
-    const [paused, open] = [pausedLine(switches, nowMs), breakerLine(switches, nowMs)];
+    const [mode, paused, open] = [modeLine(switches), pausedLine(switches, nowMs), breakerLine(switches, nowMs)];
+    mark(this.mode, "hidden", !mode);
+    say(this.mode, mode);
     mark(this.paused, "hidden", !paused);
     say(this.paused.firstChild, paused);
     mark(this.breaker, "hidden", !open);

@@ -10,14 +10,16 @@ from fleetcast.fleet.errors import RequestError, UnknownEntity
 from fleetcast.placement.actions.life import ActionRecord, ActionState
 from fleetcast.placement.actions.words import describe_action
 from fleetcast.placement.ledger.actions import OPEN_ONES
+from fleetcast.placement.queues.tree import ReclaimMode, ReclaimPolicy
 from fleetcast.service.answers.actions import ActionDetails, ActionList, ActionReply, ActionRow, ActionSwitches
-from fleetcast.service.http.access import Scope
+from fleetcast.service.http.access import Caller, Scope, get_admitted_caller
 from fleetcast.service.http.problems import Problem
 from fleetcast.service.http.request_body import decode_json_body, read_raw_body
 from fleetcast.service.http.table import JSON, Param, Query, encode
-from fleetcast.service.placer.actions import ActionControl, ForeignAction, SwitchState
+from fleetcast.service.placer.actions import ActionControl, ForeignAction
 from fleetcast.service.placer.context import PlacerContext, identify_caller
 from fleetcast.service.placer.own_queues import OwnQueues
+from fleetcast.service.placer.service import PlacementService
 
 NOW = {"age": "0"}
 MAX_REPLY_BYTES = 65_536
@@ -40,7 +42,7 @@ async def list_actions(request: Request, context: PlacerContext, query: Query) -
         context.service.clock.now_ms(),
         [make_action_row(control, record) for record in rows],
         cursor,
-        make_switches(control.switches, own.is_bound),
+        make_switches(context.service, own.caller),
         None if own.is_bound else control.make_foreseen_calibration(),
     )
     return Response(encode(body), 200, NOW, media_type=JSON)
@@ -70,23 +72,28 @@ async def refuse_action(request: Request, context: PlacerContext, query: Query) 
 
 
 async def pause_actions(request: Request, context: PlacerContext, query: Query) -> Response:
-    service = context.service
-    return _answer_switches(service.actions.pause(service.clock.now_ms(), identify_caller(request)))
+    context.service.actions.pause(context.service.clock.now_ms(), identify_caller(request))
+    return _answer_switches(request, context)
 
 
 async def resume_actions(request: Request, context: PlacerContext, query: Query) -> Response:
-    service = context.service
-    return _answer_switches(service.actions.resume(service.clock.now_ms(), identify_caller(request)))
+    context.service.actions.resume(context.service.clock.now_ms(), identify_caller(request))
+    return _answer_switches(request, context)
 
 
 async def reset_breaker(request: Request, context: PlacerContext, query: Query) -> Response:
-    service = context.service
-    return _answer_switches(service.actions.reset_breaker(service.clock.now_ms(), identify_caller(request)))
+    context.service.actions.reset_breaker(context.service.clock.now_ms(), identify_caller(request))
+    return _answer_switches(request, context)
 
 
-def make_switches(switches: SwitchState, is_bound: bool) -> ActionSwitches:
-    """Return the switches for an answer. is_bound: leave out what names other queues and callers."""
+def make_switches(service: PlacementService, caller: Caller) -> ActionSwitches:
+    """Return the switches as a caller may see them: without the names of others' queues and of other callers."""
+    switches, tree, is_bound = service.actions.switches, service.queues.tree, bool(caller.queues)
+    policy = ReclaimPolicy() if tree is None else tree.policy.reclaim
+    mode, act_in = limit_policy(policy, caller) if is_bound else (policy.mode, policy.act_in)
     return ActionSwitches(
+        mode=mode,
+        act_in=act_in,
         paused_ms=switches.paused_ms,
         paused_by="" if is_bound else switches.paused_by,
         opened_ms=switches.breaker.opened_ms,
@@ -94,8 +101,18 @@ def make_switches(switches: SwitchState, is_bound: bool) -> ActionSwitches:
     )
 
 
-def _answer_switches(switches: SwitchState) -> Response:
-    return Response(encode(make_switches(switches, False)), 200, media_type=JSON)
+def limit_policy(policy: ReclaimPolicy, caller: Caller) -> tuple[ReclaimMode, tuple[str, ...]]:
+    """Return the mode and `act_in` for the queues of a caller. If none of them acts, the mode is "advise"."""
+    if policy.mode != "act" or not policy.act_in:
+        return policy.mode, ()
+    own = {queue for queue in policy.act_in if caller.may_read_queue(queue)}
+    own.update(queue for queue in caller.queues if policy.may_act_in(queue))
+    return ("act", tuple(sorted(own))) if own else ("advise", ())
+
+
+def _answer_switches(request: Request, context: PlacerContext) -> Response:
+    body = make_switches(context.service, get_admitted_caller(request))
+    return Response(encode(body), 200, media_type=JSON)
 
 
 def _answer_reply(control: ActionControl, reply: Callable[[], ActionRecord]) -> Response:

@@ -29,7 +29,7 @@ async def answer_plan(request: Request, context: PlacerContext, query: Query) ->
         starts=_list_starts(service, own),
         next=None if own.is_bound else _find_next(service),
         promised=_list_promised(service, own, now_ms),
-        switches=make_switches(service.actions.switches, own.is_bound),
+        switches=make_switches(service, own.caller),
     )
     return Response(encode(body), 200, {"age": "0"}, media_type=JSON)
 

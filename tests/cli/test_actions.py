@@ -12,7 +12,7 @@ from fleetcast.fleet.errors import ConfigError, FleetcastError, SourceError
 from fleetcast.placement.ledger.ledger import Ledger
 from fleetcast.service.state_folder import StateError, lock_role
 from tests.placement.actions.action_world import make_action
-from tests.service.placer.test_reclaim import OLD_S, AdvisedWorld
+from tests.service.placer.test_reclaim import FILE, OLD_S, AdvisedWorld
 from tests.service.placer_world import GPUS, NOW_MS
 from tests.service.served_placer import ServedPlacer, serve_placer
 
@@ -40,13 +40,14 @@ def propose(served: ServedPlacer, *jobs: str) -> list[str]:
 def test_actions_are_listed_and_shown(served: ServedPlacer) -> None:
     assert run(served, "actions", "list").splitlines() == [
         "not paused; the circuit breaker is closed",
+        'reclaim is "off": nothing is proposed or sent',
         "no open actions",
     ]
     first, second = propose(served, "j0", "j1")
     served.world.service.actions.withdraw(second, "the request was cancelled", NOW_MS)
-    (_, line) = run(served, "actions", "list").splitlines()
+    *_, line = run(served, "actions", "list").splitlines()
     assert line.startswith(f"{first:<28} proposed  stops attempt 1 of j0 (2 GPUs) for request urgent: a queue gets")
-    assert len(run(served, "actions", "list", "--all").splitlines()) == 3
+    assert len(run(served, "actions", "list", "--all").splitlines()) == 4
     assert [row["job"] for row in json.loads(run(served, "actions", "list", "--job", "j0", "--json"))["rows"]] == ["j0"]
     text = run(served, "actions", "show", second)
     for part in (
@@ -60,7 +61,7 @@ def test_actions_are_listed_and_shown(served: ServedPlacer) -> None:
     for nonsense in ("nothing", "", "../queue"):
         with pytest.raises(FleetcastError, match=f"no action '{nonsense}'; `fleetcast actions list --all` names"):
             run(served, "actions", "show", nonsense)
-    assert run(served, "actions", "list", "--job", "j9").splitlines()[1] == "no open actions, job 'j9'"
+    assert run(served, "actions", "list", "--job", "j9").splitlines()[2] == "no open actions, job 'j9'"
 
 
 def test_more_actions_than_a_page_are_listed(served: ServedPlacer) -> None:
@@ -70,7 +71,7 @@ def test_more_actions_than_a_page_are_listed(served: ServedPlacer) -> None:
 
 def test_actions_are_paused_and_resumed_and_the_breaker_is_reset(served: ServedPlacer) -> None:
     assert run(served, "actions", "pause").startswith("paused by unknown since 2020-05-12 ")
-    assert run(served, "actions", "resume") == "not paused; the circuit breaker is closed\n"
+    assert run(served, "actions", "resume").startswith("not paused; the circuit breaker is closed\n")
     control = served.world.service.actions
     *three, last = propose(served, "j0", "j1", "j2", "j3")
     assert (len(control.send(three, NOW_MS)), control.send([last], NOW_MS)) == (3, [])
@@ -86,6 +87,21 @@ def test_a_service_that_does_not_answer_is_named() -> None:
         ConfigError, match=r"nonsense is no address of a service: give one like http://127\.0\.0\.1:8080"
     ):
         run(None, "actions", "list", "--url", "nonsense")
+
+
+def test_the_queues_in_which_actions_are_sent_are_named(tmp_path: Path) -> None:
+    for name, line, said in (
+        ("all", 'reclaim = "act"', 'reclaim is "act"'),
+        (
+            "two",
+            'reclaim = "act"\nact_in = ["owed", "batch"]',
+            'reclaim is "act" in owed, batch; elsewhere it is "advise"',
+        ),
+    ):
+        (tmp_path / name).mkdir()
+        world = AdvisedWorld(tmp_path / name, FILE.replace('reclaim = "advise"', line))
+        with serve_placer(tmp_path / name, world) as served:
+            assert run(served, "actions", "list").splitlines()[1] == said
 
 
 def test_the_ledger_goes_back_to_the_previous_version(tmp_path: Path) -> None:
@@ -129,12 +145,14 @@ def test_the_plan_names_actions_the_next_request_and_what_was_found_for_it(tmp_p
     with serve_placer(tmp_path, world) as served:
         assert run(served, "actions", "plan").splitlines() == [
             "not paused; the circuit breaker is closed",
+            'reclaim is "advise": no action is sent',
             "nothing is planned",
         ]
         world.wait_for("p", "owed", 4)
         world.pass_at(OLD_S)
-        switches, action, head, found = run(served, "actions", "plan").splitlines()
+        switches, mode, action, head, found = run(served, "actions", "plan").splitlines()
         assert switches == "not paused; the circuit breaker is closed"
+        assert mode == 'reclaim is "advise": no action is sent'
         assert action.startswith("proposed  stops attempt 1 of a (32 GPUs) for request p: a queue gets back")
         assert action.endswith("; GPU-hours: lost 17.78, restart 2.67")
         assert head.startswith("next      p at 2020-05-12 ")

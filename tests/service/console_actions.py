@@ -25,12 +25,13 @@ VERBS = {"preempt": "stops", "shrink": "shrinks", "grow": "grows", "replace": "r
 
 
 class Actions:
-    """The actions of a scene. `opened_ms`: since when the circuit breaker is open, or None."""
+    """The actions of a scene. opened_ms: since when the circuit breaker is open, or None. mode, act_in: the policy."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self.opened_ms: int | None = None
         self.paused_ms: int | None = None
+        self.mode, self.act_in = "act", list[str]()
 
     def list_newest(self, job: str | None) -> dict[str, Any]:
         known = self.scene.state != "empty" and self.scene.queue()["rows"]
@@ -41,6 +42,8 @@ class Actions:
     def switches(self) -> dict[str, Any]:
         why = "" if self.opened_ms is None else "queue 'language' would lose 62 of 400 GPUs within an hour: at most 40"
         return {
+            "mode": self.mode,
+            "act_in": self.act_in,
             "paused_ms": self.paused_ms,
             "paused_by": "ada" if self.paused_ms else "",
             "opened_ms": self.opened_ms,

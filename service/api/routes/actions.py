@@ -52,7 +52,7 @@ DETAILS = {
         {"state": "accepted", "time_ms": 1760000003000},
     ],
 }
-SWITCHES = {"paused_ms": None, "paused_by": "", "opened_ms": None, "why": ""}
+SWITCHES = {"mode": "act", "act_in": ["research"], "paused_ms": None, "paused_by": "", "opened_ms": None, "why": ""}
 STARTED = {
     "request_id": "train-42-1",
     "job": "train-42",

@@ -106,6 +106,30 @@ def test_an_open_circuit_breaker_says_why_and_is_reset_by_hand(open_console: Ope
     expect(switches.get_by_role("button", name="Reset")).to_be_hidden()
 
 
+@pytest.mark.parametrize(
+    ("mode", "act_in", "said"),
+    [
+        ("off", [], "Nothing is proposed or sent: reclaim is off in the policy of the queues."),
+        ("advise", [], "Advice only: no action is sent, because reclaim is “advise” in the policy of the queues."),
+        ("act", ["owed", "batch"], "Actions are sent only for jobs of owed, batch. Elsewhere they are advice."),
+        ("act", [], None),
+        (MARKUP, [], None),
+    ],
+)
+def test_the_policy_says_whether_actions_are_sent(
+    open_console: Opener, mode: str, act_in: list[str], said: str | None
+) -> None:
+    scene = still()
+    body = {"rows": [], "switches": {"mode": mode, "act_in": act_in, "paused_ms": scene.now_ms()}}
+    page = open_console(scene, override={"/v1/actions": body}).page
+    expect(page.locator("#actions-switches")).to_contain_text("Paused since")
+    line = page.locator(".actions-mode")
+    if said is None:
+        expect(line).to_be_hidden()
+    else:
+        expect(line).to_have_text(said)
+
+
 def test_a_refused_switch_says_what_it_needs(open_console: Opener) -> None:
     console = open_console(still(), override={"/v1/actions/pause": None})
     console.page.get_by_role("button", name="Pause all actions").click()

@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleetcast.service.http.access import Access, parse_tokens
+from fleetcast.placement.queues.tree import ReclaimPolicy
+from fleetcast.service.http.access import Access, Caller, Scope, parse_tokens
 from fleetcast.service.placer.http import make_app
+from fleetcast.service.placer.http_actions import limit_policy
 from tests.service.placer.test_act import ACT, ACT_LATE_S, ActWorld
 from tests.service.placer.test_reclaim import OLD_S
 
@@ -115,6 +117,39 @@ def test_a_bound_token_sees_its_own_rows_and_no_name_of_others(world: ActWorld) 
     assert [batch[name] for name in ("actions", "starts", "promised", "next")] == [[], [], [], None]
     assert len(world.ask("GET", "/plan", headers=BOSS)["promised"]) == 1
     world.ask("GET", "/plan", 401)
+
+
+@pytest.mark.parametrize(
+    ("policy", "boss", "owner"),
+    [
+        ('"off"', ("off", []), ("off", [])),
+        ('"advise"', ("advise", []), ("advise", [])),
+        ('"act"', ("act", []), ("act", [])),
+        ('"act"\nact_in = ["lender", "owed"]', ("act", ["lender", "owed"]), ("act", ["owed"])),
+        ('"act"\nact_in = ["lender"]', ("act", ["lender"]), ("advise", [])),
+    ],
+)
+def test_the_switches_say_where_actions_are_sent(tmp_path: Path, policy: str, boss: object, owner: object) -> None:
+    world = ActWorld(tmp_path, ACT.replace('"act"', policy))
+    world.board.publish()
+    bind(world)
+    for path in ("/plan", "/actions"):
+        for caller, expected in ((BOSS, boss), (OWNER, owner)):
+            switches = world.ask("GET", path, headers=caller)["switches"]
+            assert (switches["mode"], switches["act_in"]) == expected
+    assert world.ask("POST", "/actions/pause", headers=BOSS)["mode"] == boss[0]  # type: ignore[index]
+    world.close()
+
+
+def test_a_caller_below_a_queue_of_act_in_sees_its_own_queue() -> None:
+    policy = ReclaimPolicy(mode="act", act_in=("research",))
+    for own, expected in (
+        ("research/nlp", ("act", ("research/nlp",))),
+        ("research", ("act", ("research",))),
+        ("search", ("advise", ())),
+    ):
+        caller = Caller("team", frozenset({Scope.READ}), queues=(own,))
+        assert limit_policy(policy, caller) == expected
 
 
 @pytest.mark.parametrize("limit", ["0", "1001", "-1", "NaN", "inf", "1e3", "x", ""])
