@@ -1,10 +1,12 @@
 """The profile of a pass: which GPUs are free, for which request, and until when.
 
-Its rows are the releases of running jobs and the claims of waiting requests. A claim reserves the GPUs on which a
-request that cannot start now should start later, from its start until its estimated end. The first claim is that of
-the head of the queue. No later request may use the GPUs of a claim while the claim holds them.
+Its rows are the releases of running jobs, the claims of waiting requests, and the nodes that windows and spares reserve
+(`fleetcast.placement.plan.reserved_nodes`). A claim reserves the GPUs on which a request that cannot start now should
+start later, from its start until its estimated end. The first claim is that of the head of the queue. No later request
+may use the GPUs of a claim while the claim holds them.
 """
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -17,14 +19,17 @@ from fleetcast.placement.engine import find_claimed_gpus, fits_now
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.running_jobs import RunningJobs
 from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.plan.reserved_nodes import ReservedNodes
 from fleetcast.placement.plan.timeline import RunTimeQuantiles, Timeline, estimate_releases, sort_releases
+from fleetcast.placement.plan.turns import QueueTurns
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
     """The resources that are reserved for one waiting request, from `start_ms` to `end_ms`.
 
-    request: limited to its quota. blocker: the job that it waits for. is_overdue: whether the request has waited too
+    request: limited to its quota and to the nodes that are open to it then. blocker: the job that it waits for, or the
+    window. is_overdue: whether the request has waited too
     long. gpus: (n, g) bool. cpus, host_memory_gib: (n,) CPUs and GiB.
     """
 
@@ -36,6 +41,10 @@ class Claim:
     gpus: NDArray[np.bool_]
     cpus: NDArray[np.float64]
     host_memory_gib: NDArray[np.float64]
+
+    @property
+    def name(self) -> str:
+        return self.request.job_name
 
 
 def subtract_claims(view: ClusterView, claims: Iterable[Claim]) -> ClusterView:
@@ -52,15 +61,15 @@ def subtract_claims(view: ClusterView, claims: Iterable[Claim]) -> ClusterView:
 
 @dataclass(slots=True)
 class AvailabilityProfile:
-    """The releases of running jobs and the claims of waiting requests, in one pass.
+    """The releases of running jobs, the claims of waiting requests and the reserved nodes, in one pass.
 
-    most: the number of requests that may have a claim. is_full: whether no further request may have one. Claims are
-    numbered in their order. A set of claims is an int whose bit i stands for claim i.
+    turns: know the reserved nodes. is_full: whether no further request may have a claim. Claims are numbered in their
+    order. A set of claims is an int whose bit i stands for claim i.
     """
 
     run_times: RunTimeQuantiles
     options: Options
-    most: int
+    turns: QueueTurns
     is_full: bool = False
     claims: list[Claim] = field(default_factory=list)
     _timeline: Timeline | None = None
@@ -124,12 +133,12 @@ class AvailabilityProfile:
     ) -> Claim:
         """Add the claim of a request to its earliest start that delays no earlier claim, and return it.
 
-        step: the first step of the timeline at which the request fits if there is no claim. is_dropped: whether the
-        claim reserves nothing.
+        request: without the nodes that are closed to it now. step: the first step of the timeline at which it fits if
+        there is no claim. is_dropped: whether the claim reserves nothing.
         """
         gpus = request.members.desired * request.gpus_per_node
         run_ms = round(1000 * self.run_times.estimate_run_s(gpus, 0.9, limit_s=request.limit_s))
-        start_ms, blocker, view = self._find_start(request, run_ms, timeline, step)
+        start_ms, blocker, request, view = self._find_start(request, run_ms, timeline, step)
         held, members = find_claimed_gpus(request, view, self.options)
         if is_dropped:
             held, members = np.zeros_like(held), np.zeros_like(members)
@@ -137,42 +146,56 @@ class AvailabilityProfile:
         memory_gib = np.multiply(members, request.host_memory_gib or 0.0, dtype=np.float64)
         claim = Claim(request, start_ms, start_ms + run_ms, blocker, is_overdue, held, cpus, memory_gib)
         self.claims.append(claim)
-        self.is_full = len(self.claims) >= self.most
+        self.is_full = len(self.claims) >= self.turns.most_claims
         self._in_the_way.clear()
         return claim
 
     def _find_start(
         self, request: PlacementRequest, run_ms: int, timeline: Timeline, step: int
-    ) -> tuple[int, str, ClusterView]:
-        """Return the earliest start of a request that delays no claim, the job that ends then, and the view then.
+    ) -> tuple[int, str, PlacementRequest, ClusterView]:
+        """Return the earliest start of a request that delays no claim and uses no nodes reserved for others.
 
-        The claims divide time into spans. Within a span the same claims are in the way, so room only grows.
+        The result is the start, the job or window that ends then, and the request and the view as they are then. The
+        claims and reserved nodes divide time into spans. Within a span the same of them are in the way, so room only
+        grows.
         """
-        ahead = timeline.ahead
-        after = [(row.end_ms, at, row.job) for at, row in enumerate(ahead[max(step - 1, 0) :], max(step, 1))]
-        for claim in self.claims:
-            done = bisect_right(ahead, claim.end_ms, key=lambda release: release.end_ms)
-            after += [(claim.end_ms, done, claim.request.job_name)] if done >= step else []
-        after.sort(key=lambda row: row[:2])
-        times_ms = np.array([end_ms for end_ms, _, _ in after], np.int64)
-        in_the_way = np.zeros(len(after), np.int64)
-        for number, claim in enumerate(self.claims):
-            overlaps = (claim.start_ms < times_ms + run_ms) & (claim.end_ms > times_ms)
-            in_the_way |= overlaps.astype(np.int64) << number
+        reserved = self.turns.find_reserved_nodes(request)
+        rows: list[Claim | ReservedNodes] = [*self.claims, *reserved]
+        after = _list_ends(timeline, rows, 0 if reserved else step)
+        start_ms = np.array([end_ms for end_ms, _, _ in after], np.int64)
+        spans = np.array([(row.start_ms, row.end_ms) for row in rows], np.float64).reshape(-1, 2, 1)
+        in_the_way = (spans[:, 0] < start_ms + run_ms) & (spans[:, 1] > start_ms)  # (row, start)
 
-        def make_view_at(at: int) -> ClusterView:
-            return subtract_claims(timeline.make_view_after(after[at][1]), self._select_claims(int(in_the_way[at])))
+        def make_state_at(at: int) -> tuple[PlacementRequest, ClusterView]:
+            claims = [claim for claim, blocks in zip(self.claims, in_the_way[:, at].tolist(), strict=False) if blocks]
+            limited = self.turns.exclude_closed_nodes(request, after[at][0]) if reserved else request
+            return limited, subtract_claims(timeline.make_view_after(after[at][1]), claims)
 
         def fits_at(at: int) -> bool:
-            return not in_the_way[at] or fits_now(request, make_view_at(at), self.options)
+            return not (reserved or in_the_way[:, at].any()) or fits_now(*make_state_at(at), self.options)
 
         low = 0
-        for high in [*np.flatnonzero(np.diff(in_the_way)).tolist(), len(after) - 1]:
+        changes = np.flatnonzero((in_the_way[:, 1:] != in_the_way[:, :-1]).any(axis=0))
+        for high in [*changes.tolist(), len(after) - 1]:
             if fits_at(high):
                 break
             low = high + 1
         at = low + bisect_left(range(low, high), True, key=fits_at)
-        return after[at][0], after[at][2], make_view_at(at)
+        return after[at][0], after[at][2], *make_state_at(at)
 
     def _select_claims(self, chosen: int) -> list[Claim]:
         return [claim for number, claim in enumerate(self.claims) if chosen >> number & 1]
+
+
+def _list_ends(timeline: Timeline, rows: Iterable[Claim | ReservedNodes], step: int) -> list[tuple[int, int, str]]:
+    """Return the times from a step of the timeline on at which a job or one of the rows ends, in order.
+
+    Each has the step of the timeline at that time, and the name of the job or window.
+    """
+    ahead = timeline.ahead
+    found = [(row.end_ms, at, row.job) for at, row in enumerate(ahead[max(step - 1, 0) :], max(step, 1))]
+    for row in rows:
+        if row.end_ms < math.inf:
+            done = bisect_right(ahead, row.end_ms, key=lambda release: release.end_ms)
+            found += [(int(row.end_ms), done, row.name)] if done >= step else []
+    return sorted(found, key=lambda row: row[:2])

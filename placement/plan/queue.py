@@ -124,7 +124,7 @@ def plan(
     request is tried first, on these GPUs.
     """
     after = StateAfterPass(options, view, turns or ONE_LINE)
-    profile = AvailabilityProfile(run_times, options, after.turns.most_claims)
+    profile = AvailabilityProfile(run_times, options, after.turns)
     cycle = PassState(view, running, profile, options, after.turns, after, dropped, reclaim, promises or {})
     ordered = iter(cycle.place_promised(queue) if promises else cycle.turns.sort_entries(queue))
     for entry in ordered:

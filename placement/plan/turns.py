@@ -14,22 +14,15 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import WHOLE_GPU, Decision, PlacementRequest
 from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.plan.reserved_nodes import ReservedNodes, list_reserved_nodes
 from fleetcast.placement.plan.timeline import RunTimeQuantiles
 from fleetcast.placement.queues.asks import WaitingColumns
 from fleetcast.placement.queues.charges import LeafUse
-from fleetcast.placement.queues.closed import (
-    ClosedNodes,
-    ClosedReason,
-    choose_window_reason,
-    close_nodes,
-    describe_closing_window,
-    mask_window_nodes,
-)
+from fleetcast.placement.queues.closed import ClosedNodes, ClosedReason, close_nodes
 from fleetcast.placement.queues.order import DAY_S
 from fleetcast.placement.queues.queues_ahead import Closure, QueueHold
 from fleetcast.placement.queues.standing import LENDERS, QueueStanding, compute_needed_gpus
-from fleetcast.placement.queues.tree import ANY, QueueNode, QueueTree, Window, describe_window, is_at_or_below
-from fleetcast.placement.recovery.spares import choose_spare_nodes
+from fleetcast.placement.queues.tree import ANY, QueueNode, QueueTree, Window
 
 SLACK = 0.1  # of a run time: how long before its latest start a request with a deadline is due
 
@@ -59,6 +52,12 @@ class QueueTurns(Protocol):
 
     def limit_to_quota(self, request: PlacementRequest) -> PlacementRequest | str:
         """Return the request limited to its quota and to open nodes, or the reason why it cannot start."""
+
+    def find_reserved_nodes(self, request: PlacementRequest) -> tuple[ReservedNodes, ...]:
+        """Return the windows and spare nodes that are not for a request."""
+
+    def exclude_closed_nodes(self, request: PlacementRequest, start_ms: int | None = None) -> PlacementRequest:
+        """Return the request without the nodes that are closed to it if it starts at `start_ms`, or else now."""
 
     def may_claim(self, request: PlacementRequest) -> bool:
         """Return whether the queue of a request could hold its GPUs besides those of the claims of this pass."""
@@ -145,6 +144,12 @@ class OneLine:
     def limit_to_quota(self, request: PlacementRequest) -> PlacementRequest | str:
         return request
 
+    def find_reserved_nodes(self, request: PlacementRequest) -> tuple[ReservedNodes, ...]:
+        return ()
+
+    def exclude_closed_nodes(self, request: PlacementRequest, start_ms: int | None = None) -> PlacementRequest:
+        return request
+
     def may_claim(self, request: PlacementRequest) -> bool:
         return True
 
@@ -213,17 +218,15 @@ class TreeTurns:
         self.run_times = run_times
         self.now_ms = now_ms
         self.standing = QueueStanding(tree, use, compute_capacity(view, use.get(""), jobs), banked or {})
-        self._windows = [
-            (window, mask_window_nodes(window, view.topology)) for window in tree.windows if window.to_ms > now_ms
-        ]
-        self._spares = None if tree.spares is None else choose_spare_nodes(view, tree.spares)
-        self._closed: dict[tuple[str, ...], tuple[ClosedNodes, ...]] = {}
+        self._reserved = list_reserved_nodes(tree, view, now_ms)
+        self._closed: dict[tuple[str | ReservedNodes, ...], tuple[ClosedNodes, ...]] = {}
         self._overdue: frozenset[str] = frozenset()  # requests, in the last order
         self._sated: set[str] = set()  # leaves that lack nothing of what they are guaranteed any more
-        self._closures = [
-            Closure(nodes, (window.from_ms - now_ms) / 1000, (window.to_ms - now_ms) / 1000, describe_window(window))
-            for window, nodes in self._windows
-        ]
+        self._closures = {
+            row: Closure(row.nodes, (row.start_ms - now_ms) / 1000, (row.end_ms - now_ms) / 1000, row.name)
+            for row in self._reserved
+            if row.window is not None
+        }
         self.holds = dict(jobs or {})
         self._with_claims: QueueStanding | None = None  # the queues as if they held the GPUs of their claims
 
@@ -314,9 +317,8 @@ class TreeTurns:
         least = self.standing.compute_amounts(request, request.members.min)
         return self.standing.find_refusing_queue(self.tree.find_request_leaf(request), least) not in (None, LENDERS)
 
-    def exclude_closed_nodes(self, request: PlacementRequest) -> PlacementRequest:
-        """Return the request without the nodes that are closed to it now."""
-        return close_nodes(request, self._find_closed_nodes(request))
+    def exclude_closed_nodes(self, request: PlacementRequest, start_ms: int | None = None) -> PlacementRequest:
+        return close_nodes(request, self._find_closed_nodes(request, self.now_ms if start_ms is None else start_ms))
 
     def _is_in_tree(self, request: PlacementRequest) -> bool:
         """Return whether the request belongs to a queue of the tree.
@@ -325,26 +327,20 @@ class TreeTurns:
         """
         return bool(self.tree.find_known_leaf(request))
 
-    def _find_closed_nodes(self, request: PlacementRequest) -> tuple[ClosedNodes, ...]:
-        """Return the nodes that the request may not use now, grouped by reason.
+    def _find_closed_nodes(self, request: PlacementRequest, start_ms: int) -> tuple[ClosedNodes, ...]:
+        """Return the nodes that the request may not use if it starts at `start_ms`, grouped by reason.
 
-        A node is closed if a window keeps it for others and begins before the request would end. A node is also
-        closed if the request's queue may use no more GPUs of the node's model, or if the node is a spare one and
-        the job may not be stopped.
+        A node is closed if it is reserved for others before the request would end. A node is also closed if the
+        request's queue may use no more GPUs of the node's model.
         """
-        models, windows = self._list_full_models(request), self._find_barring_windows(request)
-        spare = self._spares is not None and not self._can_leave(request)
-        key = (*models, *map(str, windows), str(spare))
+        models, barring = self._list_full_models(request), self._find_barring_nodes(request, start_ms)
+        key: tuple[str | ReservedNodes, ...] = (*models, *barring)
         if key not in self._closed:
             found: list[tuple[ClosedReason, NDArray[np.bool_], str]] = [
                 ("model_quota", self._mask_by_model(name), f"of model {name}, of which its queue may have no more now")
                 for name in models
             ]
-            for number in windows:
-                window, mask = self._windows[number]
-                found.append((choose_window_reason(window), mask, describe_closing_window(window)))
-            if spare and self._spares is not None:
-                found.append(("spare", self._spares, "held ready for gangs that lose nodes"))
+            found += [(row.reason, row.nodes, row.words) for row in barring]
             nodes = self.view.topology.nodes
             self._closed[key] = tuple(
                 ClosedNodes(reason, tuple(nodes[row].name for row in np.flatnonzero(mask).tolist()), words)
@@ -353,29 +349,29 @@ class TreeTurns:
             )
         return self._closed[key]
 
+    def find_reserved_nodes(self, request: PlacementRequest) -> tuple[ReservedNodes, ...]:
+        if not self._reserved:
+            return ()
+        leaf, can_leave = self.tree.find_known_leaf(request), self._can_leave(request)
+        return tuple(row for row in self._reserved if not row.is_free_for(leaf, can_leave))
+
     def _can_leave(self, request: PlacementRequest) -> bool:
         """Return whether the running job may be stopped at any time, by the word of its owner or its queue."""
         if request.preemptible is not None or not self._is_in_tree(request):
             return bool(request.preemptible)
         return self.tree.list_path(self.tree.find_request_leaf(request))[0].preemptible == "all"
 
-    def _find_barring_windows(self, request: PlacementRequest) -> list[int]:
-        """Return the numbers of the windows that keep the request from their nodes.
-
-        Such a window begins before the request would end, and keeps its nodes for others.
-        """
-        if not self._windows:
+    def _find_barring_nodes(self, request: PlacementRequest, start_ms: int) -> list[ReservedNodes]:
+        """Return the reserved nodes that a request may not use if it starts at `start_ms`."""
+        if not self._reserved:
             return []
-        end_ms, leaf = self.now_ms + 1000 * self._estimate_run_s(request), self.tree.find_known_leaf(request)
-        windows = enumerate(self._windows)
-        return [
-            number for number, (window, _) in windows if window.from_ms < end_ms and not is_reserved_for(window, leaf)
-        ]
+        end_ms = start_ms + 1000 * self._estimate_run_s(request)
+        return [row for row in self.find_reserved_nodes(request) if row.overlaps(start_ms, end_ms)]
 
     def list_barring_windows(self, request: PlacementRequest) -> list[tuple[Window, int]]:
-        """Return the windows that keep a request from their nodes, each with its number of nodes."""
-        found = [self._windows[number] for number in self._find_barring_windows(request)]
-        return [(window, int(nodes.sum())) for window, nodes in found]
+        """Return the windows that keep a request from their nodes now, each with its number of nodes."""
+        found = self._find_barring_nodes(request, self.now_ms)
+        return [(row.window, int(row.nodes.sum())) for row in found if row.window is not None]
 
     def _list_full_models(self, request: PlacementRequest) -> list[str]:
         """Return the GPU models that a request for any model may not use now.
@@ -425,9 +421,7 @@ class TreeTurns:
         )
 
     def find_closures(self, request: PlacementRequest) -> tuple[Closure, ...]:
-        leaf = self.tree.find_known_leaf(request)
-        pairs = zip(self._windows, self._closures, strict=True)
-        return tuple(closure for (window, _), closure in pairs if not is_reserved_for(window, leaf))
+        return tuple(self._closures[row] for row in self.find_reserved_nodes(request) if row.window is not None)
 
     def count_waiting(self, request: PlacementRequest) -> bool:
         leaf = self.tree.find_known_leaf(request)
@@ -445,11 +439,6 @@ class TreeTurns:
     @property
     def most_claims(self) -> int:
         return self.tree.policy.claims
-
-
-def is_reserved_for(window: Window, leaf: str) -> bool:
-    """Return whether a window reserves its nodes for a leaf."""
-    return window.queue is not None and is_at_or_below(leaf, window.queue)
 
 
 def compute_capacity(

@@ -42,8 +42,8 @@ class LimitedRequest(PlacementRequest, frozen=True, kw_only=True, omit_defaults=
 
 
 def close_nodes(request: PlacementRequest, closed: tuple[ClosedNodes, ...]) -> PlacementRequest:
-    """Return the request with these nodes closed to it."""
-    if not closed:
+    """Return the request with these nodes closed to it, and no others."""
+    if closed == (request.closed if isinstance(request, LimitedRequest) else ()):
         return request
     return LimitedRequest(**{name: getattr(request, name) for name in _FIELDS}, closed=closed)
 

@@ -22,8 +22,11 @@ from fleetcast.placement.plan.timeline import (
     add_request_placement,
     estimate_releases,
 )
-from fleetcast.placement.plan.turns import QueueTurns
+from fleetcast.placement.plan.turns import QueueTurns, TreeTurns
 from fleetcast.placement.queues.asks import IDS_AND_TIMES
+from fleetcast.placement.queues.closed import ClosedNodes, close_nodes
+from fleetcast.placement.queues.tree import describe_window
+from fleetcast.placement.recovery.spares import choose_spare_nodes
 from tests.placement.runs import Run, table_of
 
 
@@ -65,6 +68,8 @@ class SlowPass:
 
     def __post_init__(self) -> None:
         self.before = self.view
+        windows = self.turns.tree.windows if isinstance(self.turns, TreeTurns) else ()
+        self.windows = [window for window in windows if window.to_ms > self.options.now_ms]
 
     def forms(self, request: PlacementRequest) -> tuple[Any, Any]:
         """Return what the built-in filters read of a request and its least gang, and all of it but ids and times."""
@@ -137,9 +142,13 @@ class SlowPass:
         for claim in self.claims:
             done = sum(release.end_ms <= claim.end_ms for release in ahead.ahead)
             ended.append((claim.end_ms, done, claim.request.job_name))
+        for window in self.windows:
+            done = sum(release.end_ms <= window.to_ms for release in ahead.ahead)
+            ended.append((window.to_ms, done, describe_window(window)))
         for start_ms, step, job in sorted(ended, key=lambda row: row[:2]):  # noqa: B007
             kept = [claim for claim in self.claims if claim.start_ms < start_ms + run_ms and claim.end_ms > start_ms]
             view = subtract_claims(ahead.make_view_after(step), kept)
+            request = self.close(request, start_ms, start_ms + run_ms)
             if fits_now(request, view, self.options):
                 break
         gpus, members = find_claimed_gpus(request, view, self.options)
@@ -149,6 +158,23 @@ class SlowPass:
         if not self.is_full:
             self.turns.record_claim(request)
         return "next"
+
+    def close(self, request: PlacementRequest, start_ms: int, end_ms: int) -> PlacementRequest:
+        """The request with the nodes closed to it that others may have at some time of this span, and full models."""
+        if not isinstance(self.turns, TreeTurns):
+            return request
+        tree, closed = self.turns.tree, [one for one in getattr(request, "closed", ()) if one.reason == "model_quota"]
+        leaf = tree.find_known_leaf(request)
+        for window in self.windows:
+            is_mine = window.queue is not None and f"{leaf}/".startswith(f"{window.queue}/")
+            if not is_mine and not (window.to_ms <= start_ms or end_ms <= window.from_ms):
+                closed.append(ClosedNodes("maintenance_window", window.nodes, window.name))
+        can_leave = tree.list_path(leaf)[0].preemptible == "all" if request.preemptible is None else request.preemptible
+        if tree.spares is not None and not can_leave:
+            spares = choose_spare_nodes(self.before, tree.spares)
+            names = [name for name, is_spare in zip(self.before.topology.names, spares, strict=True) if is_spare]
+            closed.append(ClosedNodes("spare", tuple(names), "spare"))
+        return close_nodes(request, tuple(closed))
 
     def likely_s(self, request: PlacementRequest) -> float:
         gpus = request.members.desired * request.gpus_per_node

@@ -31,6 +31,13 @@ TREE = (
     "from = 2027-01-15T00:00:00Z\nto = 2027-01-16T00:00:00Z\n"
 )
 MORE_CLAIMS = TREE.replace("[policy]\n", "[policy]\nclaims = 4\n")
+WINDOWS = MORE_CLAIMS.replace("[queue.c]\n", '[queue.c]\npreemptible = "all"\n') + (
+    '[[maintenance]]\nname = "soon"\nnodes = ["n001", "n003"]\n'
+    "from = 2027-01-15T08:30:00Z\nto = 2027-01-15T09:30:00Z\n"
+    '[[reservation]]\nname = "later"\nqueue = "b"\nnodes = ["n002"]\n'
+    "from = 2027-01-15T10:00:00Z\nto = 2027-01-15T12:00:00Z\n"
+)  # now it is 08:00
+SPARES = WINDOWS + '[spares]\nlevel = "rack"\ncount = 1\n'
 requests = st.fixed_dictionaries(
     {
         "gang": st.one_of(st.integers(1, 3), st.just(Gang(1, 5, 2))),
@@ -41,6 +48,7 @@ requests = st.fixed_dictionaries(
         "topology": st.sampled_from([TopologyConstraint("rack"), TopologyConstraint(None, "node")]),
         "priority": st.integers(0, 1),
         "cpus": st.sampled_from([1, 40]),
+        "preemptible": st.booleans(),
         "gpu_model": st.sampled_from(["H100", "B200"]),
     },
 )
@@ -96,7 +104,7 @@ PART = {"gpu_share": 300, "gang": 2}, "a"
 
 
 @examples(375)
-@given(st.sampled_from(["", TREE, MORE_CLAIMS]), free, queued, plugins)
+@given(st.sampled_from(["", TREE, MORE_CLAIMS, WINDOWS, SPARES]), free, queued, plugins)
 @example("", [[0, 8]], [(*ELASTIC, 0), *[(*CPUS, 0)] * 2, (*ELASTIC, 0), (*CPUS, 1), (*ELASTIC, 0), (*CPUS, 1)], ONE)
 @example(
     "", [[0, 8]], [(*ELASTIC, 0), (*PART, 0), (*CPUS, 0), (*ELASTIC, 0), (*CPUS, 1), (*ELASTIC, 0), (*CPUS, 1)], ONE
