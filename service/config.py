@@ -202,8 +202,8 @@ class PlacerConfig(_Section, frozen=True):
     `outage_pause_s`: the longest delay of this expiry while a source that reports starts is unreachable.
     `unknown_use`: avoid or ignore GPUs that are busy although no job holds them. `unheard`: avoid or ignore
     hosts without GPU telemetry, at a site with exporters. `taken_queue_share`, `taken_fleet_share`: the largest
-    share of a queue's and of the fleet's GPUs that actions may take from running jobs within an hour. `webhook`: the
-    URL that receives each change of an action that was sent.
+    share of a queue's and of the fleet's GPUs that actions may take from running jobs within an hour. 1 is no limit.
+    `webhook`: the URL that receives each change of an action that was sent.
     """
 
     port: int = 8081

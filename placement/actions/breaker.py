@@ -16,11 +16,15 @@ from fleetcast.placement.actions.action import JobAction
 WINDOW_MS = 3_600_000
 BUCKET_MS = 60_000  # uses within a minute are counted together, until the last of them is an hour old
 SLACK = 1e-9
+NO_LIMIT = 1.0  # a share of all GPUs sets no limit: a job that starts again may be stopped again within the hour
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerLimits:
-    """The largest shares of the capacity that actions may take within an hour: of one queue, and of the fleet."""
+    """The largest shares of the capacity that actions may take within an hour: of one queue, and of the fleet.
+
+    A share of 1 is no limit.
+    """
 
     queue_share: float = 0.10
     fleet_share: float = 0.05
@@ -64,7 +68,10 @@ class CircuitBreaker(msgspec.Struct, frozen=True):
     def explain_excess_of_set(
         self, gpus_by_queue: Mapping[str, float], now_ms: int, capacity: BreakerCapacity, limits: BreakerLimits
     ) -> str:
-        """Return the limit that taking all these GPUs together would exceed, in words. Returns "" if there is none."""
+        """Return the limit that taking all these GPUs together would exceed, in words. Returns "" if there is none.
+
+        Nothing may be taken of a fleet of unknown size.
+        """
         taken = [row for row in self.taken if row.until_ms + WINDOW_MS > now_ms]
         rows = [
             (
@@ -73,9 +80,10 @@ class CircuitBreaker(msgspec.Struct, frozen=True):
                 *(limits.queue_share, capacity.find_queue_gpus(queue)),
             )
             for queue, gpus in sorted(gpus_by_queue.items())
+            if limits.queue_share < NO_LIMIT
         ]
         whole = sum(row.gpus for row in taken) + sum(gpus_by_queue.values())
-        if gpus_by_queue:
+        if gpus_by_queue and (limits.fleet_share < NO_LIMIT or not capacity.fleet_gpus > 0):
             rows.append(("the fleet", whole, limits.fleet_share, capacity.fleet_gpus))
         for what, sum_gpus, share, of in rows:
             if not sum_gpus <= share * of + SLACK:

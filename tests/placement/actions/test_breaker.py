@@ -70,6 +70,20 @@ def test_the_bound_is_for_the_fleet_too_and_a_queue_of_unknown_size_has_the_flee
     assert "of the fleet" in breaker.explain_excess(make_action(queue="other", gpus=21.0), 0, CAPACITY, LIMITS)
 
 
+def test_a_share_of_one_is_no_limit_although_a_queue_loses_more_than_it_holds_now() -> None:
+    """Jobs start again and may be stopped again, so a queue can lose more in an hour than it ever holds at once."""
+    breaker = CircuitBreaker()
+    for _ in range(8):
+        breaker = breaker.count(make_action(queue="a", gpus=299.0), 0)
+    action = make_action(queue="a", gpus=3.0)
+    assert breaker.explain_excess(action, 0, CAPACITY, BreakerLimits(1.0, 1.0)) == ""
+    assert breaker.explain_excess(action, 0, BreakerCapacity(1000.0, {"a": 0.0}), BreakerLimits(1.0, 1.0)) == ""
+    assert "of queue 'a'" in breaker.explain_excess(action, 0, CAPACITY, BreakerLimits(0.99, 1.0))
+    assert "of the fleet" in breaker.explain_excess(action, 0, CAPACITY, BreakerLimits(1.0, 0.99))
+    fitting = make_action(queue="b", gpus=1.0)
+    assert CircuitBreaker().explain_excess(fitting, 0, BreakerCapacity(0.0, {}), BreakerLimits(1.0, 1.0)), "no board"
+
+
 def test_growth_and_placement_stop_nothing_and_do_not_count() -> None:
     breaker = CircuitBreaker()
     for kind in (ActionKind.GROW, ActionKind.PLACE):

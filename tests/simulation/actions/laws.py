@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fleetcast.placement.actions.action import STOPPING, ActionKind
-from fleetcast.placement.actions.breaker import BreakerLimits
+from fleetcast.placement.actions.breaker import NO_LIMIT, BreakerLimits
 from fleetcast.placement.actions.life import FOLLOWED_BY, ActionRecord, ActionState
 from fleetcast.placement.ledger.ledger import Intent
 from tests.simulation.actions.fleet import FleetJob
@@ -147,7 +147,7 @@ class ActionLaws:
             for sent in self.sent.values()
             if sent.steady_ms > since_ms and sent.record.action.kind in STOPPING
         ]
-        if sum(recent) > self.limits.fleet_share * self.fleet_gpus + 1e-6:
+        if self.limits.fleet_share < NO_LIMIT and sum(recent) > self.limits.fleet_share * self.fleet_gpus + 1e-6:
             raise Broken("within bounds", f"{sum(recent):g} GPUs within an hour, with {row.action_id}")
 
     def check_ends(self, open_now: Iterable[ActionRecord], steady_ms: int) -> None:
