@@ -14,7 +14,7 @@ import msgspec
 from fleetcast.fleet.errors import RequestError
 from fleetcast.fleet.requests import RankPlacement
 
-DIGITS = 24  # hexadecimal, of a wish
+DIGITS = 24  # hexadecimal, of an action's key
 AGENTS = "agents"  # the executor of a job whose own agent polls its actions
 
 
@@ -99,19 +99,19 @@ class JobAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """The GPUs that the action takes from a job that could use them. The circuit breaker counts these."""
         return self.gpus - self.lost_gpus if self.kind in STOPPING else 0.0
 
-    def compute_wish(self) -> str:
-        """Return the hash of the wish: kind, job, attempt, ranks, places and payer."""
+    def compute_key(self) -> str:
+        """Return the hash of what the action does: kind, job, attempt, ranks, places and payer."""
         parts = (self.kind, self.job, self.attempt, self.ranks, self.places, self.payer)
         return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:DIGITS]
 
 
-def make_action_id(wish: str, number: int) -> str:
-    """Return the id of an action. number: 1 for the first action with this wish, 2 for the second, and so on.
+def make_action_id(key: str, number: int) -> str:
+    """Return the id of an action. number: 1 for the first action with this key, 2 for the second, and so on.
 
     >>> make_action_id("0f", 2)
     '0f-2'
     """
-    return f"{wish}-{number}"
+    return f"{key}-{number}"
 
 
 def check_action(action: JobAction) -> None:

@@ -104,7 +104,7 @@ class ActionRecord:
 
 
 def may_return(last: ActionRecord) -> bool:
-    """Return whether a wish may be proposed again after its last action has ended.
+    """Return whether an action with the same key may be proposed again after this one has ended.
 
     It may not if the executor refused that action or let it expire. Another set of jobs must then be proposed.
     """

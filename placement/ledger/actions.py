@@ -21,7 +21,7 @@ ACTION = "action_"  # begins the audit's word for each state of an action
 DROPPED = "actions_dropped"  # the audit's word for a file that went back to version 3
 INSERT = "INSERT INTO actions VALUES (?,?,?,?,?,?,?,?,?,?)"
 UPDATE = "UPDATE actions SET state = ?, life = ?, why = ?, changed = ?, checksum = ? WHERE action_id = ?"
-LAST_OF_WISH = "SELECT * FROM actions WHERE wish = ? ORDER BY rowid DESC LIMIT 1"
+LAST_WITH_KEY = "SELECT * FROM actions WHERE wish = ? ORDER BY rowid DESC LIMIT 1"
 OPEN_ONES = "open"
 OPEN_STATES = "state IN ('proposed', 'sent', 'accepted')"
 OPEN_ROWS = f"SELECT * FROM actions WHERE {OPEN_STATES} ORDER BY changed"
@@ -92,9 +92,9 @@ class ActionTable:
         rows = self._ledger.read_rows("SELECT * FROM actions WHERE action_id = ?", [action_id])
         return self._decode_row(rows[0]) if rows else None
 
-    def find_last_of_wish(self, wish: str) -> ActionRecord | None:
-        """Return the newest action with a wish, or None."""
-        rows = self._ledger.read_rows(LAST_OF_WISH, [wish])
+    def find_last_with_key(self, key: str) -> ActionRecord | None:
+        """Return the newest action with a key, or None."""
+        rows = self._ledger.read_rows(LAST_WITH_KEY, [key])
         return self._decode_row(rows[0]) if rows else None
 
     def read_after(
@@ -139,10 +139,10 @@ class ActionTable:
 
     def insert(self, action: JobAction, now_ms: int, caller: str) -> ActionRecord:
         """Write a new action as proposed, and return it. The caller must check first that it may be proposed."""
-        last = self.find_last_of_wish(wish := action.compute_wish())
+        last = self.find_last_with_key(key := action.compute_key())
         number = 1 if last is None else int(last.action_id.rpartition("-")[2]) + 1
         life = (LifeStep(ActionState.PROPOSED, now_ms),)
-        return self._write(ActionRecord(make_action_id(wish, number), action, life), now_ms, caller)
+        return self._write(ActionRecord(make_action_id(key, number), action, life), now_ms, caller)
 
     def enter(self, record: ActionRecord, state: ActionState, now_ms: int, caller: str, why: str = "") -> ActionRecord:
         """Write that an action enters a state, and return it. Nothing is written if it already has this state.
@@ -186,6 +186,6 @@ def _make_row(record: ActionRecord) -> tuple[Any, ...]:
     """Return the action's columns in the file, without the checksum."""
     action = record.action
     return (
-        *(record.action_id, action.compute_wish(), action.job, action.queue, record.state.value),
+        *(record.action_id, action.compute_key(), action.job, action.queue, record.state.value),
         *(encode(action), encode(record.life), record.why, record.changed),
     )

@@ -192,21 +192,22 @@ class ActionControl:
         """Store actions as proposed. An action that is open already stays as it is.
 
         An action is declined if its job has another open action. Unless it may repeat, it is also declined if its
-        executor has refused the same wish or let it expire. Raises RequestError for amounts that no action can have.
+        executor has refused one with the same key or let it expire. Raises RequestError for amounts that no action
+        can have.
         """
         self._apply_clock_step()
         opened, unchanged, declined = list[ActionRecord](), list[ActionRecord](), list[tuple[JobAction, str]]()
         with self._ledger.transaction():
             for action in actions:
                 check_action(action)
-                wish, open_now = action.compute_wish(), self._table.find_open_action_of(action.job)
+                key, open_now = action.compute_key(), self._table.find_open_action_of(action.job)
                 if open_now is not None:
-                    if open_now.action.compute_wish() == wish:
+                    if open_now.action.compute_key() == key:
                         unchanged.append(open_now)
                     else:
                         declined.append((action, f"action {open_now.action_id} on {action.job} is open"))
                     continue
-                last = self._table.find_last_of_wish(wish)
+                last = self._table.find_last_with_key(key)
                 if last is not None and not may_repeat and not may_return(last):
                     declined.append((action, f"action {last.action_id} was {last.state} before: {last.why}"))
                     continue

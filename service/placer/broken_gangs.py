@@ -54,6 +54,7 @@ def make_recovery_action(
     gang: BrokenGang,
     jobs: RunningJobs,
     row: int,
+    *,
     cause: str,
     p: float,
     times: RecoveryTimes,

@@ -240,9 +240,9 @@ class GrowthAdvisor:
     def _replace_proposals(self, actions: Sequence[JobAction], policy: ReclaimPolicy | None, now_ms: int) -> None:
         """Withdraw the proposals that the last pass does not repeat, store the new ones, and send those that may be."""
         sends = {action.job for action in actions if policy is not None and self._sends(action.queue, policy)}
-        repeated = {(action.compute_wish(), action.executor) for action in actions if action.job not in sends}
+        repeated = {(action.compute_key(), action.executor) for action in actions if action.job not in sends}
         for record in self._control.list_open():
-            key = record.action.compute_wish(), record.action.executor
+            key = record.action.compute_key(), record.action.executor
             if _is_proposed_growth(record) and key not in repeated:
                 again = "proposes it again" if record.action.job in sends else "does not propose it"
                 self._control.withdraw(record.action_id, f"the last pass {again}", now_ms)

@@ -93,8 +93,8 @@ class ReclaimAdvisor:
             if tree and proposal
             else []
         )
-        wishes = {action.compute_wish() for action in actions}
-        self._withdraw_others(wishes, "the last pass does not propose it", now_ms)
+        keys = {action.compute_key() for action in actions}
+        self._withdraw_others(keys, "the last pass does not propose it", now_ms)
         if actions:
             self._withdraw_others_of_jobs(actions, now_ms)
             self._control.propose(actions, now_ms)
@@ -149,11 +149,11 @@ class ReclaimAdvisor:
         """The life of the actions that it proposes."""
         return self._control
 
-    def _withdraw_others(self, wishes: set[str], why: str, now_ms: int) -> None:
+    def _withdraw_others(self, keys: set[str], why: str, now_ms: int) -> None:
         for record in self._control.list_open():
             if not record.action.payer:  # growth and recovery withdraw theirs
                 continue
-            if record.state is ActionState.PROPOSED and record.action.compute_wish() not in wishes:
+            if record.state is ActionState.PROPOSED and record.action.compute_key() not in keys:
                 self._control.withdraw(record.action_id, why, now_ms)
 
     def _withdraw_others_of_jobs(self, actions: Sequence[JobAction], now_ms: int) -> None:

@@ -76,7 +76,7 @@ class RecoveryAdvisor:
         fleet = replace(observed, view=remove_jobs(observed.view, set(map(make_gang_hold_name, overtaken))))
         actions = _GangSearch(fleet, options, tree, {record.action.job: record for record in own}).list_actions()
         proposed = [record for record in own if not record.was_sent]
-        self._withdraw_others(proposed, {action.job: action.compute_wish() for action in actions}, now_ms)
+        self._withdraw_others(proposed, {action.job: action.compute_key() for action in actions}, now_ms)
         due = [action for action in actions if self._may_send(action, fleet, tree.policy.reclaim, now_ms)]
         self._control.propose([action for action in actions if action not in due], now_ms, may_repeat=True)
         for action in due:
@@ -116,12 +116,12 @@ class RecoveryAdvisor:
                 overtaken.add(record.action.job)
         return overtaken
 
-    def _withdraw_others(self, proposed: Sequence[ActionRecord], wishes: dict[str, str], now_ms: int) -> None:
-        """Withdraw proposals that are not repeated. wishes: job → the wish of its present action."""
+    def _withdraw_others(self, proposed: Sequence[ActionRecord], keys: dict[str, str], now_ms: int) -> None:
+        """Withdraw proposals that are not repeated. keys: job → the key of its present action."""
         for record in proposed:
-            wish = wishes.get(record.action.job)
-            if wish != record.action.compute_wish():
-                self._control.withdraw(record.action_id, RECOVERED if wish is None else MORE_FAILED, now_ms)
+            key = keys.get(record.action.job)
+            if key != record.action.compute_key():
+                self._control.withdraw(record.action_id, RECOVERED if key is None else MORE_FAILED, now_ms)
 
     def _may_send(self, action: JobAction, fleet: ObservedFleet, policy: ReclaimPolicy, now_ms: int) -> bool:
         """Return whether an action is sent, and not only advised."""
@@ -140,7 +140,7 @@ class RecoveryAdvisor:
         if action.reason.code.startswith(SLOW):
             return not any(row.action.reason.code.startswith(SLOW) for row in last)
         failed = [row for row in last if row.state in FAILED]
-        if any(row.action.compute_wish() == action.compute_wish() for row in failed):
+        if any(row.action.compute_key() == action.compute_key() for row in failed):
             return False
         return sum(row.action.attempt == action.attempt for row in failed) < MOST_TRIES
 
@@ -239,7 +239,9 @@ class _GangSearch:
         found = find_recovery(gang, view, failed | lost, stop_cost, self._options, times, self._spares)
         if cause == SLOW and found.step.step not in LEAVES_SLOW_NODE:
             return None
-        action = make_recovery_action(found, gang, jobs, row, cause, p, times, self._options.now_ms)
+        action = make_recovery_action(
+            found, gang, jobs, row, cause=cause, p=p, times=times, now_ms=self._options.now_ms
+        )
         gone = sum(len(rank.gpus) for rank in action.ranks if lost[view.inventory.row[rank.node]])
         return msgspec.structs.replace(action, lost_gpus=float(gone))
 

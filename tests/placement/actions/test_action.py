@@ -43,10 +43,10 @@ OTHER: dict[str, Any] = {
 }
 
 
-def test_the_wish_is_made_of_kind_job_attempt_ranks_and_payer_alone() -> None:
-    plain = make_action().compute_wish()
-    assert {make_action(**{name: value}).compute_wish() == plain for name, value in WISHED.items()} == {False}
-    assert {make_action(**{name: value}).compute_wish() for name, value in OTHER.items()} == {plain}
+def test_the_key_is_made_of_kind_job_attempt_ranks_and_payer_alone() -> None:
+    plain = make_action().compute_key()
+    assert {make_action(**{name: value}).compute_key() == plain for name, value in WISHED.items()} == {False}
+    assert {make_action(**{name: value}).compute_key() for name, value in OTHER.items()} == {plain}
     assert WISHED.keys() | OTHER.keys() == set(JobAction.__struct_fields__)
     assert make_action_id(plain, 1) == f"{plain}-1"
 

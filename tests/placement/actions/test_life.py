@@ -88,7 +88,7 @@ def test_an_agent_begins_after_its_reply_and_any_other_executor_before_it(
     assert may_return(record.enter(S.WITHDRAWN, 9))
 
 
-def test_a_wish_returns_unless_its_executor_failed_it() -> None:
+def test_a_key_may_be_proposed_again_unless_its_executor_failed_it() -> None:
     assert may_return(in_state(S.PROPOSED, S.WITHDRAWN))
     assert may_return(in_state(S.PROPOSED, S.EXPIRED))
     assert may_return(in_state(S.PROPOSED, S.SENT, S.SEEN))

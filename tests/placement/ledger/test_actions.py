@@ -69,7 +69,7 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [step.state for step in before[2].life] == [S.PROPOSED, S.SENT, S.ACCEPTED, S.SEEN]
     assert before[2].action_id.endswith("-1")
-    assert before[3].action_id == before[2].action_id[:-1] + "2", "the same wish once more"
+    assert before[3].action_id == before[2].action_id[:-1] + "2", "the same key once more"
     assert again.actions.find_action(before[1].action_id) == before[1]
     assert again.actions.find_action("nothing") is None
     again.close()

@@ -90,7 +90,7 @@ ACTION_MUTATIONS = {
     "hold-no-new-nodes": Mutation(
         1, ("to the gang", "given once"), PromisedSets, "_list_gang_actions", lambda self: []
     ),
-    "an-id-without-its-inputs": Mutation(1, ("ids", "not twice"), JobAction, "compute_wish", _hash_job_alone),
+    "an-id-without-its-inputs": Mutation(1, ("ids", "not twice"), JobAction, "compute_key", _hash_job_alone),
     "shares-checked-too-early": Mutation(1, ("fair",), FairnessVerdict, "_is_fair", _judge_before_the_stops),
     "count-no-stops": Mutation(1, ("within bounds",), CircuitBreaker, "count", lambda self, action, now_ms: self),
     "reply-for-another-attempt": Mutation(1, ("lives",), ActionControl, "_find_own_action", _accept_any_attempt),
