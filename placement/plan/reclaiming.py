@@ -52,7 +52,8 @@ class ReclaimInput:
     asked to give up and still holds. barred: job → why nobody can stop it now.
     failed: request_id → the jobs that did not stop for it. exhausted: requests for which no further jobs are
     stopped. rigid: the jobs whose size no executor can change. bounds: None if nothing is ever sent. impatient: a
-    request that counts as if it had waited long enough.
+    request that counts as if it had waited long enough. savers: the jobs whose executor has them write a checkpoint
+    before they stop.
     """
 
     policy: ReclaimPolicy
@@ -66,6 +67,12 @@ class ReclaimInput:
     rigid: frozenset[str] = frozenset()
     bounds: SendingBounds | None = None
     impatient: str = ""
+    savers: frozenset[str] = frozenset()
+
+    def mask_jobs_that_save(self) -> NDArray[np.bool_]:
+        """Return (j,) whether a job writes a checkpoint before it stops: its grace must be long enough."""
+        saves = np.array([name in self.savers for name in self.jobs.names], bool)
+        return np.asarray(saves & (self.jobs.checkpoint_cost_s <= self.policy.grace_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +125,7 @@ def propose_reclaim(
     barred = dict(facts.barred)
     barred.update(dict.fromkeys(facts.failed.get(request.request_id, ()), Eligibility.FAILED))
     eligibility = compute_eligibility(facts.jobs, taker, standing, policy, now_ms, barred)
-    costs = compute_job_costs(facts.jobs, now_ms)
+    costs = compute_job_costs(facts.jobs, view, now_ms, facts.mask_jobs_that_save())
     elastic = eligibility.copy()
     elastic[[row for name, row in facts.jobs.row.items() if name in facts.rigid]] = Eligibility.NO_EXECUTOR
     queues = Queues(standing, holds, closed=_count_closed_gpus(view))
@@ -213,8 +220,14 @@ def _explain_failure(why: NoVictims | None, eligibility: NDArray[np.int8]) -> st
     return f"stops no job: {barred}" if barred else "stops no job: none runs"
 
 
-def compute_job_costs(jobs: RunningJobs, now_ms: int) -> StopCosts:
-    """Return the cost of stopping each running job at `now_ms`. Times of -1 are unknown."""
+def compute_job_costs(
+    jobs: RunningJobs, view: ClusterView, now_ms: int, on_demand: NDArray[np.bool_] | None = None
+) -> StopCosts:
+    """Return the cost of stopping each running job at `now_ms`. Times of -1 are unknown.
+
+    view: gives the nodes of the jobs, and their risk. on_demand: (j,) whether a job writes a checkpoint before it
+    stops. None: no job does.
+    """
     unknown = np.full(len(jobs), np.nan)
     return compute_stop_costs(
         StoppableJobs(
@@ -222,10 +235,35 @@ def compute_job_costs(jobs: RunningJobs, now_ms: int) -> StopCosts:
             started_ms=np.where(jobs.started_ms >= 0, jobs.started_ms, np.nan),
             checkpoint_ms=np.where(jobs.checkpoint_ms >= 0, jobs.checkpoint_ms, np.nan),
             checkpoint_cost_s=jobs.checkpoint_cost_s,
-            failures_s=unknown,
+            failures_s=_estimate_failure_intervals(jobs, view),
             restart_s=jobs.restart_s,
             wait_s=unknown,
-            on_demand=np.zeros(len(jobs), bool),
+            on_demand=np.zeros(len(jobs), bool) if on_demand is None else on_demand,
         ),
         now_ms,
     )
+
+
+def _estimate_failure_intervals(jobs: RunningJobs, view: ClusterView) -> NDArray[np.float64]:
+    """Return (j,) mean seconds between failures of a job's nodes.
+
+    It is NaN if the risk of a node is unknown, and for jobs whose cost does not depend on it. A job fails with the
+    first of its nodes. So its rate is the sum of their rates.
+    """
+    found = np.full(len(jobs), np.nan)
+    rows = np.flatnonzero((jobs.checkpoint_ms < 0) & ~np.isnan(jobs.checkpoint_cost_s))
+    if not len(rows) or np.isnan(view.p_fail).all():
+        return found
+    at = {name: at for at, name in enumerate(view.jobs)}
+    own = np.array([at.get(jobs.names[row], -1) for row in rows.tolist()], np.int64)
+    counts = np.zeros(len(view.jobs) + 1, bool)
+    counts[own[own >= 0]] = True
+    node, gpu = np.nonzero(counts[view.holders])  # the last row stands for a holder of -1, nobody
+    job, node = np.divmod(
+        np.unique(view.holders[node, gpu].astype(np.int64) * len(view.holders) + node), len(view.holders)
+    )
+    with np.errstate(divide="ignore"):
+        rate = -np.log1p(-view.p_fail) / view.risk_horizon_s
+        interval_s = 1 / np.bincount(job, rate[node], len(view.jobs) + 1)
+    found[rows] = np.where(own >= 0, interval_s[own], np.nan)
+    return found

@@ -116,7 +116,7 @@ def advise_moves(facts: MovesInput) -> MovesAdvice:
         gpus=gpus,
         gain_gpu_s=None if start_ms is None else gpus * max(0, start_ms - now_ms) / 1000,
     )
-    costs = compute_job_costs(facts.observed.jobs, now_ms)
+    costs = compute_job_costs(facts.observed.jobs, facts.observed.view, now_ms)
     found = _find_moves(request, facts, costs)
     if isinstance(found, NoMoves):
         sentence = f"no moves let {request.request_id} in: {_explain_failure(found)}"

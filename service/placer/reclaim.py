@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import structs
 
 from fleetcast.fleet.requests import WHOLE_GPU, RankPlacement
-from fleetcast.placement.actions.action import ActionCost, ActionKind, ActionReason, JobAction, RejectedSet
+from fleetcast.placement.actions.action import AGENTS, ActionCost, ActionKind, ActionReason, JobAction, RejectedSet
 from fleetcast.placement.actions.life import ActionState
 from fleetcast.placement.machines.slots import list_held_parts
 from fleetcast.placement.machines.view import ClusterView
@@ -52,11 +52,14 @@ class ReclaimAdvisor:
             return None
         sent = [record.action for record in self._control.list_open() if record.was_sent]
         barred = {action.job: Eligibility.IN_ACTION for action in sent}
-        rigid = set[str]()
+        rigid, savers = set[str](), set[str]()
         policy, sets = tree.policy.reclaim, self._sets.list_followed(now_ms)
         if policy.mode == "act":
             for job in observed.jobs.names:
-                if job not in barred and not self._executors.find_executor(ActionKind.PREEMPT, job, now_ms):
+                executor = self._executors.find_executor(ActionKind.PREEMPT, job, now_ms)
+                if executor == AGENTS:
+                    savers.add(job)
+                if not executor and job not in barred:
                     barred[job] = Eligibility.NO_EXECUTOR
                 if not self._executors.find_executor(ActionKind.SHRINK, job, now_ms):
                     rigid.add(job)
@@ -69,6 +72,7 @@ class ReclaimAdvisor:
             failed={found.row.payer: frozenset(found.row.failed) for found in sets},
             exhausted=frozenset(found.row.payer for found in sets if found.is_exhausted),
             rigid=frozenset(rigid),
+            savers=frozenset(savers),
             bounds=self._control.make_sending_bounds(policy) if policy.mode == "act" else None,
         )
 

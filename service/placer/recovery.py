@@ -192,7 +192,7 @@ class _GangSearch:
         self._view, self._jobs, self._options = fleet.view, fleet.jobs, options
         self._policy, self._before = tree.policy.reclaim, before
         self._spares = None if tree.spares is None else choose_spare_nodes(fleet.view, tree.spares)
-        self._costs = compute_job_costs(fleet.jobs, options.now_ms)
+        self._costs = compute_job_costs(fleet.jobs, fleet.view, options.now_ms)
 
     def list_actions(self) -> list[JobAction]:
         """Return one action for each gang with nodes that were lost, that slow it, or that pay to be replaced early.

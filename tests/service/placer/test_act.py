@@ -294,3 +294,22 @@ def test_a_configured_executor_is_chosen_for_the_jobs_that_it_can_stop() -> None
     assert choice.find_executor(ActionKind.SHRINK, "a", 1000) == ""
     observed = (AdapterConfig(use=f"{__name__}:make_site", name="site"),)
     assert open_configured_executors(AdaptersConfig(executor=observed)) == []
+
+
+@pytest.mark.parametrize(("cost_s", "stopped"), [(30.0, "a"), (119.0, "b"), (200.0, "b")])
+def test_a_job_whose_agent_writes_a_checkpoint_within_the_grace_loses_that_time_alone(
+    world: ActWorld, cost_s: float, stopped: str
+) -> None:
+    """The last checkpoint of b is 100 s old, and that of a 1,000 s. The agent of a writes another before it stops."""
+    world.fill(own=("owed", 4), a=("lender", 4), b=("lender", 4), c=("lender", 4))
+    began_ms = world.clock.now_ms()
+    world.board.more = {
+        "a": {"checkpoint_ms": began_ms + 1000 * (OLD_S - 1000), "checkpoint_cost_s": cost_s},
+        "b": {"checkpoint_ms": began_ms + 1000 * (OLD_S - 100)},
+    }
+    world.wait_for("p", "owed", 4)
+    world.agents_pass_at(OLD_S)
+    assert world.states() == {stopped: "sent"}
+    record = world.service.ledger.actions.find_open_action_of(stopped)
+    assert record is not None
+    assert record.action.cost.lost == 32 * (cost_s if stopped == "a" else 100.0)

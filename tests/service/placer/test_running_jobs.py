@@ -140,7 +140,7 @@ def test_the_restart_the_pause_and_the_speed_are_learnt_from_earlier_events(
     assert jobs.restart_s.tolist() == [110.0]
     assert np.isnan(jobs.resize_pause_s).all(), "one pause is too few"
     assert jobs.speed_exponent.tolist() == [0.95], "a slope of 1, with the prior of 0.9"
-    assert compute_job_costs(jobs, NOW_MS).restart.tolist() == [8 * 110.0]
+    assert compute_job_costs(jobs, world.service.view.observe_fleet().view, NOW_MS).restart.tolist() == [8 * 110.0]
 
 
 @pytest.mark.parametrize(

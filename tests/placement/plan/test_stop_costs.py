@@ -1,0 +1,39 @@
+"""What a stop costs by the table of running jobs and the risk of their nodes."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fleetcast.placement.machines.running_jobs import make_running_jobs
+from fleetcast.placement.plan.reclaiming import compute_job_costs
+from tests.placement.reclaim.scenes import G, make_view
+
+NOW_MS = 10_000_000
+RISK = np.array([0.1, 0.2, np.nan, 0.0])  # within an hour
+
+
+def lost_s(**columns: Any) -> list[float]:
+    """The seconds of work that each job would lose: j0 on nodes 0 and 1, j1 on 1 and 2, j2 on 3, each with 4 GPUs."""
+    holders = np.full((4, G), -1)
+    for job, nodes in enumerate([(0, 1), (1, 2), (3,)]):
+        for node in nodes:
+            holders[node, 4 * (job == 1) : 4 * (job == 1) + 4] = job
+    view = make_view(holders, p_fail=RISK, risk_horizon_s=3600)
+    names = ["j2", "gone", "j0", "j1"]  # in another order than the view's, with a job that it lacks
+    jobs = make_running_jobs(names, gpus=4, started_ms=NOW_MS - 9_000_000, **columns)
+    lost = compute_job_costs(jobs, view, NOW_MS).lost / 4
+    return [float(lost[names.index(name)]) for name in ("j0", "j1", "j2", "gone")]
+
+
+def test_work_without_a_known_checkpoint_reaches_back_one_interval_by_the_risk_of_all_nodes() -> None:
+    rate = -(math.log(0.9) + math.log(0.8)) / 3600
+    j0, j1, j2, gone = lost_s(checkpoint_cost_s=30.0)
+    assert np.isclose(j0, math.sqrt(2 * 30.0 / rate))
+    assert (j1, gone) == (9000.0, 9000.0), "nobody knows how often these fail"
+    assert j2 == 9000.0, "it never fails, so it need write no checkpoint"
+
+
+def test_risk_does_not_count_where_a_checkpoint_is_known_or_its_cost_unknown() -> None:
+    assert lost_s(checkpoint_cost_s=30.0, checkpoint_ms=NOW_MS - 5_000_000) == [5000.0] * 4
+    assert lost_s() == [9000.0] * 4
