@@ -228,7 +228,6 @@ def compute_job_costs(
     view: gives the nodes of the jobs, and their risk. on_demand: (j,) whether a job writes a checkpoint before it
     stops. None: no job does.
     """
-    unknown = np.full(len(jobs), np.nan)
     return compute_stop_costs(
         StoppableJobs(
             gpus=jobs.gpus.astype(np.float64),
@@ -237,7 +236,6 @@ def compute_job_costs(
             checkpoint_cost_s=jobs.checkpoint_cost_s,
             failures_s=_estimate_failure_intervals(jobs, view),
             restart_s=jobs.restart_s,
-            wait_s=unknown,
             on_demand=np.zeros(len(jobs), bool) if on_demand is None else on_demand,
         ),
         now_ms,

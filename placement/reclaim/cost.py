@@ -1,7 +1,8 @@
 """The cost of stopping running jobs, in GPU-seconds, with each term named.
 
-A stopped job repeats its work since the last whole checkpoint, restarts, and waits for its next place.
-The cost is the sum of these terms, and no term is negative. NaN means unknown in every input.
+A stopped job repeats its work since the last whole checkpoint, and it restarts. The cost is the sum of these terms,
+and no term is negative. NaN means unknown in every input. The wait for the next place is not part of it: other jobs
+use the GPUs meanwhile, and choices that counted it lost more work and let jobs wait longer (training/RESULTS.md).
 """
 
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ class StoppableJobs:
 
     gpus: held GPUs, including parts of GPUs. checkpoint_ms: time of the last whole checkpoint. checkpoint_cost_s:
     seconds that the job stands still for one checkpoint. failures_s: mean seconds between failures of the
-    job. restart_s: seconds from the job's next start to its first new step. wait_s: seconds by which the stop
-    lengthens its waits. on_demand: bool, whether the executor can make a checkpoint before it stops the job.
+    job. restart_s: seconds from the job's next start to its first new step. on_demand: bool, whether the executor can
+    make a checkpoint before it stops the job.
     """
 
     gpus: Floats
@@ -30,7 +31,6 @@ class StoppableJobs:
     checkpoint_cost_s: Floats
     failures_s: Floats
     restart_s: Floats
-    wait_s: Floats
     on_demand: NDArray[np.bool_]
 
 
@@ -40,12 +40,11 @@ class StopCosts:
 
     lost: Floats
     restart: Floats
-    wait: Floats
 
     @property
     def total(self) -> Floats:
         """(j,) the sum of the terms in GPU-seconds."""
-        return np.asarray(self.lost + self.restart + self.wait)
+        return np.asarray(self.lost + self.restart)
 
 
 def compute_stop_costs(jobs: StoppableJobs, now_ms: float) -> StopCosts:
@@ -64,7 +63,6 @@ def compute_stop_costs(jobs: StoppableJobs, now_ms: float) -> StopCosts:
     return StopCosts(
         lost=jobs.gpus * np.where(asked, jobs.checkpoint_cost_s, lost_s),
         restart=jobs.gpus * np.where(np.isnan(jobs.restart_s), RESTART_S, jobs.restart_s),
-        wait=jobs.gpus * np.nan_to_num(jobs.wait_s, nan=0.0),
     )
 
 

@@ -255,7 +255,7 @@ def make_whole_job_action(
         executor=executor,
         by_ms=by_ms,
         reason=reason,
-        cost=ActionCost(lost=float(costs.lost[row]), restart=float(costs.restart[row]), wait=float(costs.wait[row])),
+        cost=ActionCost(lost=float(costs.lost[row]), restart=float(costs.restart[row])),
         payer=payer,
     )
 

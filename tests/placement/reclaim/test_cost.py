@@ -21,23 +21,21 @@ def one(
     checkpoint_s: float = UNKNOWN,
     failures_s: float = UNKNOWN,
     restart_s: float = UNKNOWN,
-    wait_s: float = UNKNOWN,
     on_demand: bool = False,
 ) -> StopCosts:
     """The cost of one job: its age, and the age of its last checkpoint, in seconds."""
-    numbers = (gpus, NOW_MS - age_s * 1000, NOW_MS - kept_s * 1000, checkpoint_s, failures_s, restart_s, wait_s)
+    numbers = (gpus, NOW_MS - age_s * 1000, NOW_MS - kept_s * 1000, checkpoint_s, failures_s, restart_s)
     return compute_stop_costs(StoppableJobs(*(np.array([x]) for x in numbers), np.array([on_demand])), NOW_MS)
 
 
 def test_work_is_lost_since_the_last_checkpoint_and_a_restart_is_added() -> None:
-    cost = one(gpus=8, kept_s=600, restart_s=120, wait_s=60)
-    assert (cost.lost[0], cost.restart[0], cost.wait[0]) == (4800, 960, 480)
-    assert cost.total[0] == 6240
+    cost = one(gpus=8, kept_s=600, restart_s=120)
+    assert (cost.lost[0], cost.restart[0], cost.total[0]) == (4800, 960, 5760)
 
 
-def test_an_unknown_restart_costs_300_seconds_and_an_unknown_wait_nothing() -> None:
+def test_an_unknown_restart_costs_300_seconds() -> None:
     cost = one(gpus=2, kept_s=0)
-    assert (cost.lost[0], cost.restart[0], cost.wait[0]) == (0, 2 * RESTART_S, 0)
+    assert (cost.lost[0], cost.restart[0]) == (0, 2 * RESTART_S)
 
 
 def test_without_a_checkpoint_all_work_is_lost() -> None:
@@ -73,15 +71,15 @@ def test_clocks_that_disagree_make_no_term_negative() -> None:
 @given(
     st.floats(0, 1e4),
     *(st.floats(-1e6, 1e6) | st.just(UNKNOWN) for _ in range(2)),
-    *(st.floats(0, 1e6) | st.just(UNKNOWN) for _ in range(4)),
+    *(st.floats(0, 1e6) | st.just(UNKNOWN) for _ in range(3)),
     st.booleans(),
 )
 def test_no_term_is_negative_or_unknown(
-    gpus: float, age_s: float, kept_s: float, checkpoint_s: float, failures_s: float, restart_s: float, wait_s: float,
+    gpus: float, age_s: float, kept_s: float, checkpoint_s: float, failures_s: float, restart_s: float,
     on_demand: bool,
 ) -> None:  # fmt: skip
     age_s = 0.0 if np.isnan(age_s) else age_s
-    cost = one(gpus, age_s, kept_s, checkpoint_s, failures_s, restart_s, wait_s, on_demand)
-    for term in (cost.lost, cost.restart, cost.wait):
+    cost = one(gpus, age_s, kept_s, checkpoint_s, failures_s, restart_s, on_demand)
+    for term in (cost.lost, cost.restart):
         assert term[0] >= 0
     assert cost.lost[0] <= gpus * max(age_s, 0) + 1e-6, "a job loses no more than it has worked"
