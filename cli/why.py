@@ -9,6 +9,7 @@ import typer
 from fleetcast.cli.kit.screen import echo, echo_text
 from fleetcast.cli.kit.service_call import JsonFlag, UrlOption, ask_service, format_utc
 from fleetcast.fleet.errors import FleetcastError, UnknownEntity
+from fleetcast.placement.actions.action import RECOVERY
 
 RECENT = "1000"  # how many of the latest actions are searched for those that serve the request
 NameArgument = Annotated[str, typer.Argument(help="A request, or the job that it is for.", metavar="JOB")]
@@ -24,7 +25,7 @@ def explain(name: NameArgument, url: UrlOption = None, as_json: JsonFlag = False
     waiting = _find_reasons(name, url)
     actions = ask_service("GET", url, "/v1/actions", {"order": "newest", "limit": RECENT})["rows"]
     payer = waiting["request_id"] if waiting else name
-    serving = [row for row in actions if row["payer"] == payer]
+    serving = [row for row in actions if row["payer"] == payer or row["payer"].startswith(f"{RECOVERY}{name}, ")]
     done = ask_service("GET", url, "/v1/actions", {"order": "newest", "limit": RECENT, "job": name})["rows"]
     runs = _find_change_times(name, url)
     if waiting is None and not serving and not done and runs is None:

@@ -14,6 +14,7 @@ import msgspec
 from fleetcast.fleet.errors import RequestError
 from fleetcast.fleet.requests import RankPlacement
 
+RECOVERY = "recovery of "  # begins the payer of actions that free nodes for a gang that lost some
 DIGITS = 24  # hexadecimal, of an action's key
 AGENTS = "agents"  # the executor of a job whose own agent polls its actions
 
@@ -74,7 +75,9 @@ class JobAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     lost_gpus: how many of those are on lost nodes, so that the job cannot use them any more.
     ranks: the affected ranks, at their present places. places: the new places of ranks that move. pinned: the ranks
     that stay where they are. payer: the request that gets the freed GPUs until `by_ms` (Unix ms), or "" without such
-    a request. Without a payer, `places` and `pinned` are promised to the job from sending until the action ends.
+    a request. Without a payer, `places` and `pinned` are promised to the job from sending until the action ends. after:
+    ids of actions that free GPUs of `places`. They were sent when this one was proposed, and it is sent once all of
+    them are seen. Its promise begins with their sending.
     """
 
     kind: ActionKind
@@ -93,6 +96,7 @@ class JobAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     grace_s: float = 0.0
     lost_gpus: float = 0.0
     rejected: tuple[RejectedSet, ...] = ()
+    after: tuple[str, ...] = ()
 
     @property
     def taken_gpus(self) -> float:
@@ -103,6 +107,11 @@ class JobAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Return the hash of what the action does: kind, job, attempt, ranks, places and payer."""
         parts = (self.kind, self.job, self.attempt, self.ranks, self.places, self.payer)
         return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:DIGITS]
+
+
+def make_recovery_payer(job: str, attempt: int) -> str:
+    """Return the payer of actions that free nodes for a gang that lost some. No request can have this name."""
+    return f"{RECOVERY}{job}, attempt {attempt}"
 
 
 def make_action_id(key: str, number: int) -> str:

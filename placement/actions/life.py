@@ -79,6 +79,11 @@ class ActionRecord:
         return self.find_time_ms(ActionState.SENT) is not None
 
     @property
+    def is_underway(self) -> bool:
+        """Whether it was sent, or other actions were sent that free GPUs for it. Then its GPUs are promised."""
+        return self.was_sent or bool(self.action.after)
+
+    @property
     def may_have_begun(self) -> bool:
         """Whether an executor may have begun the action by now, so that the placer can no longer withdraw it.
 

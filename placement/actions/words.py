@@ -1,6 +1,6 @@
 """The sentences about actions. They are made only when a caller asks for them."""
 
-from fleetcast.placement.actions.action import ActionKind, JobAction
+from fleetcast.placement.actions.action import RECOVERY, ActionKind, JobAction
 from fleetcast.placement.actions.life import ActionRecord
 
 VERBS = {
@@ -43,7 +43,8 @@ def describe_action(action: JobAction) -> str:
 
     If a reason has no words here, its code is stated.
     """
-    to = f" for request {action.payer}" if action.payer else ""
+    whom = f"the {action.payer}" if action.payer.startswith(RECOVERY) else f"request {action.payer}"
+    to = f" for {whom}" if action.payer else ""
     numbers = ", ".join(f"{name} {amount:g}" for name, amount in sorted(action.reason.numbers.items()))
     why = REASONS.get(action.reason.code, action.reason.code) + (f" ({numbers})" if numbers else "")
     return (

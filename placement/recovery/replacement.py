@@ -6,7 +6,7 @@ members and has room.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -20,11 +20,9 @@ from fleetcast.placement.machines.options import Filter, Options
 from fleetcast.placement.machines.slots import WHOLE
 from fleetcast.placement.machines.vacate import remove_jobs
 from fleetcast.placement.machines.view import ClusterView
-from fleetcast.placement.reclaim.victims import ChosenVictims, find_victims
 from fleetcast.placement.recovery.steps import PricedStep, RecoveryStep, RecoveryTimes, choose_step, price_step
 
 Mask = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +40,24 @@ class BrokenGang:
     @property
     def gpus(self) -> int:
         return sum(len(rank.gpus) for rank in self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class BorrowedNodes:
+    """Nodes that running jobs would leave for the lost members of a gang.
+
+    places: those of the lost members. jobs: those that stop or give up members. cost_gpu_s: their losses. after_s:
+    seconds until they may be asked.
+    """
+
+    places: tuple[RankPlacement, ...]
+    jobs: tuple[str, ...]
+    cost_gpu_s: float
+    after_s: float = 0.0
+
+
+BorrowSearch = Callable[[PlacementRequest, Options], BorrowedNodes | None]
+"""A search for the nodes of a request for the lost members. Its options allow only healthy nodes of one domain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +92,17 @@ def find_recovery(
     gang: BrokenGang,
     view: ClusterView,
     failed: Mask,
-    stop_cost_gpu_s: Floats,
     options: Options,
     times: RecoveryTimes,
     spares: Mask | None = None,
+    borrow: BorrowSearch | None = None,
 ) -> GangRecovery:
     """Return the cheapest step that lets a gang run again.
 
-    failed: (n,) bool, the failed nodes. stop_cost_gpu_s: (j,) the cost of stopping each job of the view, inf for
-    jobs that may not stop. spares: (n,) bool, nodes that are held ready. Any number of nodes may have failed.
+    failed: (n,) bool, the failed nodes. spares: (n,) bool, nodes that are held ready. borrow: the search for nodes
+    that other jobs leave. Without it none does. Any number of nodes may have failed.
     """
-    search = _RecoverySearch(gang, view, failed, stop_cost_gpu_s, options, times)
+    search = _RecoverySearch(gang, view, failed, options, times, borrow)
     possible = [*search.list_possible(np.zeros(len(view), bool) if spares is None else spares)]
     chosen = choose_step(one.priced for one in possible)
     found = next(one for one in possible if one.priced is chosen)
@@ -102,17 +118,16 @@ class _RecoverySearch:
         gang: BrokenGang,
         view: ClusterView,
         failed: Mask,
-        stop_cost_gpu_s: Floats,
         options: Options,
         times: RecoveryTimes,
+        borrow: BorrowSearch | None,
     ) -> None:
         row = view.inventory.row
         self.gang, self.view, self.failed, self.options, self.times = gang, view, failed, options, times
+        self.borrow = borrow
         self.lost = tuple(rank for rank in gang.ranks if rank.node not in row or failed[row[rank.node]])
         self.pinned = tuple(rank for rank in gang.ranks if rank.node in row and not failed[row[rank.node]])
         self.rows = np.array([row[rank.node] for rank in self.pinned], np.int64)
-        own = np.array([name == gang.request.job_name for name in view.jobs], bool)
-        self.stop_cost = np.where(own, np.inf, stop_cost_gpu_s)
 
     def list_possible(self, spares: Mask) -> Iterator[_Possible]:
         """Yield the possible steps in the order of the ladder. The last one is always possible."""
@@ -128,23 +143,28 @@ class _RecoverySearch:
         yield from self._move()
         yield _Possible(self._price(RecoveryStep.WAIT))
 
-    def _price(self, step: RecoveryStep, others_gpu_s: float = 0.0) -> PricedStep:
-        return price_step(step, self.times, self.gang.gpus, others_gpu_s)
+    def _price(self, step: RecoveryStep, others_gpu_s: float = 0.0, after_s: float = 0.0) -> PricedStep:
+        return price_step(step, self.times, self.gang.gpus, others_gpu_s, after_s)
 
     def _list_replacements(self, spares: Mask) -> Iterator[_Possible]:
-        """Yield each way to fill the missing places: with spares, with free nodes, and with borrowed ones."""
-        request = self._make_missing_request()
+        """Yield each way to fill the missing places: with spares, with free nodes, and else with borrowed ones.
+
+        Borrowed nodes never cost less than nodes that no job holds.
+        """
+        request, needs_jobs = self._make_missing_request(), self.borrow is not None
         for step, allowed in ((RecoveryStep.SPARE, spares), (RecoveryStep.FREE, ~self.failed)):
             for inside in self._list_domains() if allowed.any() else ():
                 decision = decide(request, self.view, self._restrict(inside & allowed))
                 if decision.outcome == "placed":
                     yield _Possible(self._price(step), self._number(decision.ranks))
+                    needs_jobs = False
                     break
-        for inside in self._list_domains():
-            found = find_victims(request, self.view, self.stop_cost, self._restrict(inside & ~self.failed))
-            if isinstance(found, ChosenVictims) and found.chosen.jobs:
-                priced = self._price(RecoveryStep.BORROW, found.chosen.cost_gpu_s)
-                yield _Possible(priced, self._number(found.decision.ranks), found.chosen.jobs)
+        for inside in self._list_domains() if needs_jobs else ():
+            assert self.borrow is not None
+            found = self.borrow(request, self._restrict(inside & ~self.failed))
+            if found is not None:
+                priced = self._price(RecoveryStep.BORROW, found.cost_gpu_s, found.after_s)
+                yield _Possible(priced, self._number(found.places), found.jobs)
                 break
 
     def _list_domains(self) -> Iterator[Mask]:

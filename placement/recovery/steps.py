@@ -57,15 +57,18 @@ class PricedStep:
     cost_gpu_s: float
 
 
-def price_step(step: RecoveryStep, times: RecoveryTimes, gpus: float, others_gpu_s: float = 0.0) -> PricedStep:
+def price_step(
+    step: RecoveryStep, times: RecoveryTimes, gpus: float, others_gpu_s: float = 0.0, after_s: float = 0.0
+) -> PricedStep:
     """Return a step with its delay and cost for a gang of `gpus` GPUs.
 
-    others_gpu_s: GPU-seconds that the step costs besides the delay, such as the lost work of stopped jobs.
+    others_gpu_s: GPU-seconds that the step costs besides the delay, such as the lost work of stopped jobs. after_s:
+    seconds until the step may begin.
 
     >>> price_step(RecoveryStep.BORROW, RecoveryTimes(), gpus=16, others_gpu_s=7200)
     PricedStep(step=<RecoveryStep.BORROW: 'borrow'>, delay_s=420.0, cost_gpu_s=13920.0)
     """
-    delay_s = times.compute_delay_s(step)
+    delay_s = after_s + times.compute_delay_s(step)
     return PricedStep(step, delay_s, gpus * delay_s + others_gpu_s)
 
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from fleetcast.fleet.requests import Gang, PlacementRequest, TopologyConstraint
-from fleetcast.placement.actions.action import ActionCost, ActionKind, ActionReason, JobAction
+from fleetcast.placement.actions.action import ActionCost, ActionKind, ActionReason, JobAction, make_recovery_payer
 from fleetcast.placement.machines.running_jobs import RunningJobs
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.queues.tree import ReclaimPolicy
@@ -26,7 +26,7 @@ def make_broken_gang(jobs: RunningJobs, row: int, view: ClusterView) -> BrokenGa
     members = int(jobs.members[row]) or len(ranks)
     sizes = (int(jobs.gang_min[row]), int(jobs.gang_desired[row]), int(jobs.gang_step[row]))
     request = PlacementRequest(
-        request_id=f"recovery of {jobs.names[row]}"[:200],
+        request_id=make_recovery_payer(jobs.names[row], int(jobs.attempt[row])),
         job=jobs.names[row],
         attempt=int(jobs.attempt[row]),
         gang=Gang(*sizes) if 0 < sizes[0] < sizes[1] else members,

@@ -149,8 +149,8 @@ class PromisedSets:
         return remove_jobs(view, {make_gang_hold_name(own.job)})
 
     def _list_gang_actions(self) -> list[ActionRecord]:
-        """Return the open actions that were sent and serve their own job."""
-        return [record for record in self._ledger.actions.list_open() if record.was_sent and not record.action.payer]
+        """Return the open actions that serve their own job, and whose GPUs are promised to it."""
+        return [record for record in self._ledger.actions.list_open() if record.is_underway and not record.action.payer]
 
     def find_next_end_ms(self, now_ms: int) -> int:
         """Return the next time at which GPUs stop being promised, far ahead if none are."""

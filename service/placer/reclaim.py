@@ -4,7 +4,7 @@ In the mode "advise" no executor gets them. In the mode "act" a pass's whole set
 An action that was not sent is withdrawn as soon as a pass no longer proposes it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -50,7 +50,7 @@ class ReclaimAdvisor:
         tree = self._queues.tree
         if tree is None or tree.policy.reclaim.mode == "off":
             return None
-        sent = [record.action for record in self._control.list_open() if record.was_sent]
+        sent = [record.action for record in self._control.list_open() if record.is_underway]
         barred = {action.job: Eligibility.IN_ACTION for action in sent}
         rigid, savers = set[str](), set[str]()
         policy, sets = tree.policy.reclaim, self._sets.list_followed(now_ms)
@@ -162,11 +162,13 @@ class ReclaimAdvisor:
 
     def _withdraw_others_of_jobs(self, actions: Sequence[JobAction], now_ms: int) -> None:
         """Withdraw the proposals of growth and recovery on jobs that should stop: a job has one open action."""
-        jobs = {action.job for action in actions}
-        for record in self._control.list_open():
-            is_other = not record.action.payer and record.action.job in jobs
-            if is_other and record.state is ActionState.PROPOSED:
-                self._control.withdraw(record.action_id, "the job should make room for a request instead", now_ms)
+        withdraw_proposals_of_jobs(
+            self._control,
+            {action.job for action in actions},
+            "the job should make room for a request instead",
+            now_ms,
+            of_others=True,
+        )
 
     def describe_proposal(self, request_id: str) -> str:
         """Describe what the last pass would stop for a request, or why it would stop nothing.
@@ -175,6 +177,19 @@ class ReclaimAdvisor:
         """
         proposal = self.proposal
         return proposal.sentence if proposal and proposal.request.request_id == request_id else ""
+
+
+def withdraw_proposals_of_jobs(
+    control: ActionControl, jobs: Collection[str], why: str, now_ms: int, *, of_others: bool = False
+) -> None:
+    """Withdraw the proposals on jobs that should stop: a job has one open action.
+
+    of_others: only those of growth and recovery.
+    """
+    for record in control.list_open():
+        is_other = not (of_others and record.action.payer)
+        if is_other and record.action.job in jobs and record.state is ActionState.PROPOSED:
+            control.withdraw(record.action_id, why, now_ms)
 
 
 def make_actions(

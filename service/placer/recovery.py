@@ -1,12 +1,13 @@
 """The replacement of nodes under a gang: nodes that were lost, are likely to fail, or slow it.
 
 Each pass judges again. If more nodes fail, a new action for all of them replaces the old one, unless an executor may
-have begun the old one. Nothing is proposed while reclaim is "off". In the mode "act" a replacement by spare
-or free nodes, and a shrink, are sent. All other steps are advice.
+have begun the old one. Nothing is proposed while reclaim is "off". In the mode "act" a replacement by spare or free
+nodes, a shrink, and a replacement of lost nodes by those of other jobs are sent. All other steps are advice.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -15,13 +16,13 @@ from numpy.typing import NDArray
 from fleetcast.fleet.nodes import NodeState
 from fleetcast.models.risk.foreseen import ForeseenFailure, ForeseenRecord
 from fleetcast.placement.actions.action import ActionKind, JobAction
-from fleetcast.placement.actions.life import ActionRecord, ActionState
+from fleetcast.placement.actions.life import ActionRecord
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.machines.running_jobs import PREEMPTIBLE, PROTECTED
+from fleetcast.placement.machines.running_jobs import PROTECTED
 from fleetcast.placement.machines.vacate import remove_jobs
 from fleetcast.placement.machines.view import Advice, ClusterView
 from fleetcast.placement.plan.promised import SendingBounds, make_gang_hold_name
-from fleetcast.placement.plan.reclaiming import compute_job_costs
+from fleetcast.placement.plan.reclaiming import ReclaimProposal, compute_job_costs
 from fleetcast.placement.plan.timeline import Hold, add_placements
 from fleetcast.placement.queues.tree import QueueTree, ReclaimPolicy
 from fleetcast.placement.recovery.foresight import compute_set_probability, should_act_early
@@ -29,6 +30,7 @@ from fleetcast.placement.recovery.replacement import find_recovery
 from fleetcast.placement.recovery.spares import choose_spare_nodes
 from fleetcast.placement.recovery.steps import RecoveryStep
 from fleetcast.service.placer.actions import FORESEEN_RECORD, ActionControl
+from fleetcast.service.placer.borrowing import BorrowingPass, NodeBorrowing
 from fleetcast.service.placer.broken_gangs import (
     FORESEEN,
     LOST,
@@ -37,10 +39,9 @@ from fleetcast.service.placer.broken_gangs import (
     make_recovery_action,
     make_recovery_times,
 )
-from fleetcast.service.placer.executors import ExecutorChoice
-from fleetcast.service.placer.promised_sets import FAILED
+from fleetcast.service.placer.promised_sets import FAILED, PromisedSets
 from fleetcast.service.placer.queues import ServedQueues
-from fleetcast.service.placer.reclaim import SENT_MS
+from fleetcast.service.placer.reclaim import SENT_MS, ReclaimAdvisor, withdraw_proposals_of_jobs
 from fleetcast.service.placer.view import ObservedFleet
 
 Mask = NDArray[np.bool_]
@@ -48,6 +49,8 @@ MOST_GANGS = 16  # whose recovery one pass searches
 MOST_TRIES = 2  # failed actions of one attempt; then only advice
 RECOVERED = "its nodes are healthy, or the job has ended"
 MORE_FAILED = "other nodes are concerned now"
+RUNS_AGAIN = "its next attempt runs"
+NOT_SENT = "actions are no longer sent"
 SENT_NOW = "it is sent now"
 LEAVES_SLOW_NODE = (RecoveryStep.SPARE, RecoveryStep.FREE)
 CARRIED_OUT = tuple(f"_{step}" for step in (RecoveryStep.SPARE, RecoveryStep.FREE, RecoveryStep.SHRINK))
@@ -56,10 +59,11 @@ CARRIED_OUT = tuple(f"_{step}" for step in (RecoveryStep.SPARE, RecoveryStep.FRE
 class RecoveryAdvisor:
     """The writer of actions that let gangs run without their lost nodes."""
 
-    def __init__(self, control: ActionControl, queues: ServedQueues, executors: ExecutorChoice) -> None:
-        self._control = control
+    def __init__(self, queues: ServedQueues, advisor: ReclaimAdvisor, sets: PromisedSets) -> None:
+        self._control: ActionControl = advisor.control
         self._queues = queues
-        self._executors = executors
+        self._executors = advisor.executors
+        self._borrowing = NodeBorrowing(queues, advisor, sets)
 
     def record_actions(self, observed: ObservedFleet, options: Options) -> None:
         """Store and send what the gangs of a fleet need, and withdraw proposals whose reason is gone.
@@ -71,16 +75,28 @@ class RecoveryAdvisor:
         if tree is None or tree.policy.reclaim.mode == "off":
             self._withdraw_others([record for record in own if not record.was_sent], {}, now_ms)
             return
-        overtaken = self._withdraw_overtaken(own, observed, now_ms)
+        policy = tree.policy.reclaim
+        overtaken = self._withdraw_overtaken(own, observed, policy, now_ms)
         own = [record for record in own if record.action.job not in overtaken]
         fleet = replace(observed, view=remove_jobs(observed.view, set(map(make_gang_hold_name, overtaken))))
-        actions = _GangSearch(fleet, options, tree, {record.action.job: record for record in own}).list_actions()
-        proposed = [record for record in own if not record.was_sent]
+        before = {record.action.job: record for record in own}
+        search = _GangSearch(fleet, options, tree, before, self._borrowing)
+        actions = search.list_actions()
+        proposed = [record for record in own if not record.is_underway]
         self._withdraw_others(proposed, {action.job: action.compute_key() for action in actions}, now_ms)
-        due = [action for action in actions if self._may_send(action, fleet, tree.policy.reclaim, now_ms)]
+        due = [
+            action
+            for action in actions
+            if action.reason.code.endswith(CARRIED_OUT) or action.job in search.ready
+            if self._may_send(action, fleet, policy, now_ms)
+        ]
         self._control.propose([action for action in actions if action not in due], now_ms, may_repeat=True)
         for action in due:
-            self._send(action, now_ms)
+            self._withdraw_advice(action.job, now_ms)
+            if action.job in search.ready:
+                self._borrowing.send(action, search.ready[action.job], fleet, policy, now_ms)
+            else:
+                self._send(action, now_ms)
         self._record_foresight(actions, fleet.view, now_ms)
 
     def _record_foresight(self, actions: Sequence[JobAction], view: ClusterView, now_ms: int) -> None:
@@ -101,20 +117,38 @@ class RecoveryAdvisor:
         if changed:
             self._queues.ledger.record_marks(**{FORESEEN_RECORD: msgspec.to_builtins(record)})
 
-    def _withdraw_overtaken(self, own: Sequence[ActionRecord], observed: ObservedFleet, now_ms: int) -> set[str]:
-        """Withdraw sent actions whose job has finished, or that no executor has begun and that no longer suit.
+    def _withdraw_overtaken(
+        self, own: Sequence[ActionRecord], observed: ObservedFleet, policy: ReclaimPolicy, now_ms: int
+    ) -> set[str]:
+        """Withdraw actions whose job has finished, or that no executor has begun and that no longer suit.
 
-        Returns their jobs.
+        Of the others, send those for which all jobs have left their nodes. Returns the jobs of those withdrawn.
         """
         overtaken = set[str]()
         for record in own:
             has_finished = (record.action.job, record.action.attempt) in observed.finished
-            is_unsuited = not record.may_have_begun and is_overtaken(record.action, observed.view)
-            if record.was_sent and (has_finished or is_unsuited):
-                why = RECOVERED if has_finished else MORE_FAILED
-                self._control.withdraw(record.action_id, why, now_ms, has_ended=has_finished)
+            why = RECOVERED if has_finished else ""
+            if not (has_finished or record.may_have_begun) and is_overtaken(record.action, observed.view):
+                why = MORE_FAILED
+            waits = record.is_underway and not record.was_sent
+            if waits and not why:
+                why = NOT_SENT if policy.mode != "act" else self._explain_end_of_wait(record, observed)
+            if record.is_underway and why:
+                self._borrowing.withdraw(record, why, now_ms, has_ended=has_finished)
                 overtaken.add(record.action.job)
+            elif waits:
+                self._borrowing.send_due(record, observed, now_ms)
         return overtaken
+
+    def _explain_end_of_wait(self, record: ActionRecord, observed: ObservedFleet) -> str:
+        """Return why a replacement no longer waits for the nodes of other jobs, or ""."""
+        view, action = observed.view, record.action
+        if (action.job, action.attempt) not in observed.seen:
+            return RUNS_AGAIN if action.job in view.jobs else ""
+        rows = [row for rank in action.ranks if (row := view.inventory.row.get(rank.node, -1)) >= 0]
+        if not (view.state[rows] == NodeState.LOST).any():
+            return RECOVERED
+        return self._borrowing.explain_failure(record)
 
     def _withdraw_others(self, proposed: Sequence[ActionRecord], keys: dict[str, str], now_ms: int) -> None:
         """Withdraw proposals that are not repeated. keys: job → the key of its present action."""
@@ -127,7 +161,6 @@ class RecoveryAdvisor:
         """Return whether an action is sent, and not only advised."""
         return (
             policy.mode == "act"
-            and action.reason.code.endswith(CARRIED_OUT)
             and fleet.jobs.preemptible[fleet.jobs.row[action.job]] != PROTECTED
             and self._executors.find_executor(action.kind, action.job, now_ms) != ""
             and self._may_try(action)
@@ -144,11 +177,10 @@ class RecoveryAdvisor:
             return False
         return sum(row.action.attempt == action.attempt for row in failed) < MOST_TRIES
 
+    def _withdraw_advice(self, job: str, now_ms: int) -> None:
+        withdraw_proposals_of_jobs(self._control, {job}, SENT_NOW, now_ms)
+
     def _send(self, action: JobAction, now_ms: int) -> None:
-        """Send an action in place of the advice that is open."""
-        for record in self._control.list_open():
-            if record.action.job == action.job and record.state is ActionState.PROPOSED:
-                self._control.withdraw(record.action_id, SENT_NOW, now_ms)
         executor = self._executors.find_executor(action.kind, action.job, now_ms)
         by_ms = now_ms + round(1000 * action.grace_s) + SENT_MS
         sent = msgspec.structs.replace(action, executor=executor, by_ms=by_ms)
@@ -184,15 +216,29 @@ def mask_likely_to_fail(view: ClusterView) -> Mask:
 
 
 class _GangSearch:
-    """The search for what each gang of a fleet needs. before: job → its open action."""
+    """The search for what each gang of a fleet needs. before: job → its open action.
+
+    ready: job → the proposal by which other jobs leave nodes to it now.
+    """
 
     def __init__(
-        self, fleet: ObservedFleet, options: Options, tree: QueueTree, before: dict[str, ActionRecord]
+        self,
+        fleet: ObservedFleet,
+        options: Options,
+        tree: QueueTree,
+        before: dict[str, ActionRecord],
+        borrowing: NodeBorrowing,
     ) -> None:
+        self._fleet, self._borrowing = fleet, borrowing
+        self.ready: dict[str, ReclaimProposal] = {}
         self._view, self._jobs, self._options = fleet.view, fleet.jobs, options
         self._policy, self._before = tree.policy.reclaim, before
         self._spares = None if tree.spares is None else choose_spare_nodes(fleet.view, tree.spares)
         self._costs = compute_job_costs(fleet.jobs, fleet.view, options.now_ms)
+
+    @cached_property
+    def _borrowing_pass(self) -> BorrowingPass | None:
+        return self._borrowing.begin_pass(self._fleet, self._options)
 
     def list_actions(self) -> list[JobAction]:
         """Return one action for each gang with nodes that were lost, that slow it, or that pay to be replaced early.
@@ -209,7 +255,7 @@ class _GangSearch:
             if len(actions) == MOST_GANGS:
                 break
             known = self._before.get(self._jobs.names[row])
-            action = None if known is not None and known.was_sent else self._make_action(row, lost, likely, known)
+            action = None if known is not None and known.is_underway else self._make_action(row, lost, likely, known)
             if action is not None:
                 actions.append(action)
                 if action.places:
@@ -233,10 +279,14 @@ class _GangSearch:
         gang = make_broken_gang(jobs, row, view)
         if known is not None and known.action.attempt == jobs.attempt[row] and _still_holds(known.action, failed, view):
             return known.action
-        may_stop = (jobs.preemptible == PREEMPTIBLE) & (jobs.stops < self._policy.stops_a_day)
-        stop_cost = np.full(len(view.jobs), np.inf)
-        stop_cost[: len(jobs)] = np.where(may_stop, self._costs.total, np.inf)
-        found = find_recovery(gang, view, failed | lost, stop_cost, self._options, times, self._spares)
+        passing = self._borrowing_pass if cause != SLOW else None
+        nodes = {view.topology.names[at] for at in np.flatnonzero(failed).tolist()}
+        borrow = None if passing is None else passing.make_search(row, view, nodes)
+        found = find_recovery(gang, view, failed | lost, self._options, times, self._spares, borrow)
+        if passing is not None and found.step.step is RecoveryStep.BORROW:
+            proposal = passing.choose(jobs.names[row])
+            if proposal is not None and cause == LOST:
+                self.ready[jobs.names[row]] = proposal
         if cause == SLOW and found.step.step not in LEAVES_SLOW_NODE:
             return None
         action = make_recovery_action(
@@ -247,14 +297,19 @@ class _GangSearch:
 
 
 def _still_holds(action: JobAction, failed: Mask, view: ClusterView) -> bool:
-    """Return whether an action is for the same nodes, and its new places are still free.
+    """Return whether an action is for the same nodes, and it has new places that are still free.
 
     failed: (n,) bool, the failed nodes of its job.
     """
     row, leaving = view.inventory.row, {rank.node for rank in action.ranks}
-    return set(np.array(view.topology.names)[failed].tolist()) == leaving and all(
-        place.node in row
-        and bool(view.in_service[row[place.node]])
-        and bool(view.free[row[place.node], list(place.gpus)].all())
-        for place in action.places
+    is_same = set(np.array(view.topology.names)[failed].tolist()) == leaving
+    return (
+        is_same
+        and bool(action.places)
+        and all(
+            place.node in row
+            and bool(view.in_service[row[place.node]])
+            and bool(view.free[row[place.node], list(place.gpus)].all())
+            for place in action.places
+        )
     )

@@ -72,7 +72,7 @@ class PlacementService:
         self.executors = ExecutorChoice(open_configured_executors(config.adapters))
         self.view.follow_actions = ActionFollower(self.actions, clock).follow_board
         self.advisor = ReclaimAdvisor(self.actions, self.queues, self.executors, self.view.promised_sets)
-        recovery = RecoveryAdvisor(self.actions, self.queues, self.executors)
+        recovery = RecoveryAdvisor(self.queues, self.advisor, self.view.promised_sets)
         placed_by = self.decisions, self.make_options, failures, self.advisor, recovery
         self.backlog = RequestBacklog(self.view, self.queues, *placed_by)
         metrics.audit_position.set_function(lambda: ledger.head.audit_id)

@@ -40,6 +40,7 @@ OTHER: dict[str, Any] = {
     "lost_gpus": 1.0,
     "rejected": (),
     "pinned": (RankPlacement(0, "n1", (2,)),),
+    "after": ("0f-1",),
 }
 
 

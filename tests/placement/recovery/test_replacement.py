@@ -9,7 +9,8 @@ from fleetcast.fleet.requests import Gang, LevelName, PlacementRequest, RankPlac
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.slots import convert_to_milli
 from fleetcast.placement.machines.view import ClusterView
-from fleetcast.placement.recovery.replacement import BrokenGang, GangRecovery, find_recovery
+from fleetcast.placement.reclaim.victims import ChosenVictims, find_victims
+from fleetcast.placement.recovery.replacement import BorrowedNodes, BrokenGang, GangRecovery, find_recovery
 from fleetcast.placement.recovery.steps import RecoveryStep, RecoveryTimes
 from tests.placement.conftest import build
 
@@ -30,6 +31,7 @@ def recover(
     failed: set[int],
     *,
     cost: float = NEVER,
+    after_s: float = 0.0,
     required: LevelName | None = None,
     gang: Gang | int | None = None,
     spares: set[int] = frozenset(),  # type: ignore[assignment]
@@ -43,15 +45,17 @@ def recover(
     )
     n = np.arange(len(owners))
     costs = np.full(len(view.jobs), cost)
-    return find_recovery(
-        BrokenGang(request, ranks, 8),
-        view,
-        np.isin(n, [*failed]),
-        costs,
-        Options(),
-        TIMES,
-        np.isin(n, [*spares]) if spares else None,
-    )
+    costs[0] = NEVER
+
+    def borrow(missing: PlacementRequest, options: Options) -> BorrowedNodes | None:
+        found = find_victims(missing, view, costs, options)
+        if not isinstance(found, ChosenVictims):
+            return None
+        return BorrowedNodes(found.decision.ranks, found.chosen.jobs, found.chosen.cost_gpu_s, after_s)
+
+    held_ready = np.isin(n, [*spares]) if spares else None
+    state = view, np.isin(n, [*failed]), Options(), TIMES, held_ready
+    return find_recovery(BrokenGang(request, ranks, 8), *state, borrow)
 
 
 def test_healthy_nodes_restart_in_place() -> None:
@@ -138,3 +142,16 @@ def test_pinned_members_stay_and_no_gpu_is_used_twice(
 def test_the_cost_is_the_gang_s_delay_and_the_loss_of_others(nodes: int) -> None:
     found = recover([0, 0, 0, 1, 2], set(range(nodes)), cost=600.0)
     assert found.step.cost_gpu_s == 24 * 420 + 600 * nodes
+
+
+def test_a_borrow_that_must_wait_costs_that_time_and_loses_against_a_cheaper_step() -> None:
+    assert recover([0, 0, 0, 1], {1}, gang=Gang(2, 3), cost=0.0).step.cost_gpu_s == 24 * 420
+    waits = recover([0, 0, 0, 1], {1}, cost=600.0, after_s=300.0)
+    assert (waits.step.step, waits.step.cost_gpu_s) == (RecoveryStep.BORROW, 24 * (300 + 420) + 600)
+    assert recover([0, 0, 0, 1], {1}, cost=600.0, after_s=1700.0).step.step is RecoveryStep.WAIT
+
+
+def test_jobs_outside_the_required_domain_leave_no_node() -> None:
+    found = recover([0, 0, 0, 0, 1, 1, 1, 1], {1}, required="rack", cost=0.0)
+    assert (found.step.step, found.victims) == (RecoveryStep.WAIT, ())
+    assert recover([0, 0, 0, 0, 1, 1, 1, 1], {1}, cost=0.0).victims == ("j1",)

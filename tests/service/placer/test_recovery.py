@@ -105,14 +105,28 @@ def test_the_action_is_withdrawn_once_the_node_is_back(world: FaultyWorld) -> No
     assert (ended.state, ended.why) == ("withdrawn", "its nodes are healthy, or the job has ended")
 
 
-def test_a_gang_takes_nodes_from_a_job_whose_owner_allows_it(world: FaultyWorld) -> None:
+def test_a_gang_takes_nodes_only_from_jobs_that_its_class_may_stop(tmp_path: Path) -> None:
+    classes = '[class.urgent]\npreempts = ["batch"]\n[class.batch]\n[queue.q]\nclass = "urgent"\n'
+    world = FaultyWorld(tmp_path, FILE.replace("[queue.q]\n", classes + '[queue.lent]\nclass = "batch"\n'))
+    world.run_jobs(big=range(4), other=range(4, NODES - 2))
+    world.board.jobs["small"], world.board.queue_of["small"] = range(NODES - 2, NODES), "lent"
+    world.board.more = {"small": {"preemptible": False}}
+    world.beat(1000 * OLD_S)
+    (record,) = world.lose(0)
+    assert record.action.reason.code == "lost_wait", "all other jobs are of its own queue"
+    world.board.more = {"small": {"checkpoint_ms": world.clock.now_ms()}}
+    (record,) = world.lose(0)
+    assert (record.action.reason.code, record.action.executor) == ("lost_borrow", "advice")
+    assert [place.node for place in record.action.places] == ["n15"]
+    assert world.lose(0) == [record]
+    world.close()
+
+
+def test_a_gang_that_waits_is_advised_to_use_a_node_that_becomes_free(world: FaultyWorld) -> None:
     world.run_jobs(small=range(NODES - 2, NODES))
-    (record,) = world.lose(0)
-    assert record.action.reason.code == "lost_wait"
-    world.board.more = {"small": {"preemptible": True}}
-    world.lose()
-    (record,) = world.lose(0)
-    assert record.action.reason.code == "lost_borrow"
+    assert [row.action.reason.code for row in world.lose(0)] == ["lost_wait"]
+    del world.board.jobs["small"]
+    assert [row.action.reason.code for row in world.lose(0)] == ["lost_free"]
 
 
 def test_a_gang_gets_a_node_that_is_held_ready_for_it(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ ends             an action that was sent ends when its time is over
 not twice        a job has one open action, and a wish that failed after it was sent is never sent again
 not forgotten    what was acknowledged before a kill is there after it
 to the payer     what an action frees goes to its payer alone, until the action's time is over
-to the gang      the new and the healthy nodes of a gang go to nobody else, from sending until its action has ended
+to the gang      the new and the healthy nodes of a gang go to nobody else, until its action has ended. They are held
+                 from the sending of the action, or of the stops that free nodes for it
+with its payer   jobs that leave nodes to a gang are sent together with the replacement that follows them
 fair             a queue that gives to another one's guarantee still holds its own once all its stops have happened
 ids              two actions have one wish only if they say the same
 within bounds    between two resets, no hour takes more GPUs of healthy nodes than the shares of the circuit breaker
@@ -21,7 +23,7 @@ chain            the audit trail verifies
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fleetcast.placement.actions.action import STOPPING, ActionKind
+from fleetcast.placement.actions.action import RECOVERY, STOPPING, ActionKind
 from fleetcast.placement.actions.breaker import NO_LIMIT, BreakerLimits
 from fleetcast.placement.actions.life import FOLLOWED_BY, ActionRecord, ActionState
 from fleetcast.placement.ledger.ledger import Intent
@@ -70,6 +72,7 @@ class ActionLaws:
 
     def check_actions(self, rows: Iterable[ActionRecord], steady_ms: int, now_ms: int, may_send: bool) -> None:
         """Check the actions of the ledger. rows: all that changed since the last call."""
+        stops = set[str]()
         for row in rows:
             self.checks += 1
             before = self.known.get(row.action_id)
@@ -88,8 +91,13 @@ class ActionLaws:
             self.known[row.action_id] = row
             self._check_id(row)
             self.growth.check_change(row, self.jobs)
+            if row.action.after and row.state is ActionState.PROPOSED:
+                self.recovery.check_borrowing(row, [self.known.get(action_id) for action_id in row.action.after])
             if row.was_sent and row.action_id not in self.sent:
                 self._record_sending(row, steady_ms, now_ms, may_send)
+                stops |= {row.action_id} if row.action.payer.startswith(RECOVERY) else set()
+        if orphans := stops.difference(*(row.action.after for row in self.known.values())):
+            raise Broken("with its payer", f"{min(orphans)} was sent, and no replacement follows it")
 
     def _still_works(self, row: ActionRecord) -> bool:
         """Return whether a job works in truth on GPUs that an action frees."""
@@ -192,10 +200,10 @@ class ActionLaws:
 
     def _check_gangs(self, intent: Intent, gpus: set[Gpu], placed: set[str]) -> None:
         """Check what is held for gangs. A gang whose next attempt was placed needs it no more. placed: jobs."""
-        for sent in self.sent.values():
-            action = sent.record.action
-            if action.payer or action.job in placed or not self.known[sent.record.action_id].is_open:
+        for record in [row for row in self.known.values() if row.is_open and row.is_underway]:
+            action = record.action
+            if action.payer or action.job in placed:
                 continue
             held = {(rank.node, gpu) for rank in (*action.places, *action.pinned) for gpu in rank.gpus}
             if held & gpus:
-                raise Broken("to the gang", f"{intent.request_id} got what {sent.record.action_id} holds")
+                raise Broken("to the gang", f"{intent.request_id} got what {record.action_id} holds")

@@ -3,9 +3,10 @@
 size         a gang shrinks by whole steps, and never below its least size; a replaced one keeps its size
 leaves       a gang that runs without its lost nodes leaves all of them, and only nodes that it holds
 domain       a replaced gang stays in the domain that it requires
+borrowed     the jobs that leave nodes to a gang were sent before it, none is the gang, and it gets a node of each
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fleetcast.placement.actions.action import ActionKind
@@ -23,8 +24,17 @@ class RecoveryLaws:
     jobs: Mapping[str, FleetJob] = field(default_factory=dict)
     lost: frozenset[int] = frozenset()
 
+    def check_borrowing(self, row: ActionRecord, stops: Sequence[ActionRecord | None]) -> None:
+        """Check a replacement that has just been proposed. stops: the actions that free nodes for it."""
+        self.check_sending(row)
+        for stop in stops:
+            if stop is None or not stop.was_sent or stop.action.job == row.action.job:
+                raise Broken("borrowed", f"{row.action_id} waits for {stop and stop.action_id}")
+            if {rank.node for rank in stop.action.ranks}.isdisjoint(place.node for place in row.action.places):
+                raise Broken("borrowed", f"{stop.action_id} frees no node that {row.action_id} gets")
+
     def check_sending(self, row: ActionRecord) -> None:
-        """Check a shrink or a replacement that has just been sent."""
+        """Check a shrink or a replacement that has just been sent, or planned with the jobs that leave their nodes."""
         action, job = row.action, self.jobs.get(row.action.job)
         if action.kind not in (ActionKind.SHRINK, ActionKind.REPLACE):
             return

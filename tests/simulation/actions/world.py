@@ -283,6 +283,8 @@ class ActionWorld:
         self._cursor = max([self._cursor, *(row.changed for row in rows)])
         for row in rows:
             self.counts[f"action {row.state}"] += 1
+            if row.action.after:
+                self.counts[f"replacement by other jobs' nodes {row.state}"] += 1
         self.laws.held = self._sum_held()
         at_work = (*self.truth.running.values(), *self.truth.ghosts)
         self.laws.working = {job.key for job in at_work}
