@@ -6,11 +6,12 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Generator
-from functools import cache
+from collections.abc import Callable, Generator
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from types import FrameType
+from typing import Any
 
 import pytest
 from xdist.remote import Producer
@@ -28,6 +29,7 @@ ROOT = Path(__file__).parent
 MEMORY = Path("/dev/shm")  # a file system in memory
 LEAST_FREE_BYTES = 2 * 2**30
 HANGS_S = 900.0
+SHOWN_S = 0.005  # shorter set-ups are not in the list of `--durations`
 SLOW = ("integration", "outside")  # markers of suites that `make test` leaves out
 LONGEST = (
     *("integration/crash/test_failpoints.py", "integration/slurm", "integration/test_prometheus.py"),
@@ -52,6 +54,21 @@ def pytest_configure(config: pytest.Config) -> None:
     replace_sigint_handler()
     if config.getoption("markexpr") not in SLOW:
         _keep_folders_in_memory()
+    if hasattr(config, "workerinput") and not config.getoption("verbose") > 0 and not config.getoption("xmlpath"):
+        for plugin in config.pluginmanager.get_plugins():
+            if type(plugin).__name__ == "WorkerInteractor":
+                plugin.sendevent = partial(send_news, plugin.sendevent)
+
+
+def send_news(send: Callable[..., None], name: str, **event: Any) -> None:
+    """Send an event of a worker of pytest-xdist, unless it says only that a test began or that its set-up passed.
+
+    Each test sends six events. Sending and reading them takes a millisecond a test, of which these are more than half.
+    """
+    report = event.get("data", {}) if name == "testreport" else {}
+    is_routine = report.get("when") in ("setup", "teardown") and report.get("outcome") == "passed"
+    if name not in ("logstart", "logfinish") and not (is_routine and report["duration"] < SHOWN_S):
+        send(name, **event)
 
 
 def replace_sigint_handler() -> None:
@@ -79,8 +96,7 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        gc.collect()
-        gc.freeze()
+        gc.freeze()  # with the little garbage of the collection: finding it takes each worker a quarter of a second
         gc.enable()
 
 

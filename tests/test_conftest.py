@@ -120,3 +120,22 @@ def test_a_marker_that_its_file_does_not_name_is_refused(tmp_path: Path) -> None
     )
     with pytest.raises(pytest.UsageError, match=r"must name pytest\.mark\.integration"):
         conftest.pytest_collection_modifyitems([item])
+
+
+@pytest.mark.parametrize(
+    ("name", "event", "is_sent"),
+    [
+        ("logstart", {}, False),
+        ("logfinish", {}, False),
+        ("runtest_protocol_complete", {}, True),
+        ("testreport", {"when": "setup", "outcome": "passed", "duration": 0.001}, False),
+        ("testreport", {"when": "teardown", "outcome": "passed", "duration": 0.5}, True),
+        ("testreport", {"when": "teardown", "outcome": "failed", "duration": 0.001}, True),
+        ("testreport", {"when": "setup", "outcome": "skipped", "duration": 0.001}, True),
+        ("testreport", {"when": "call", "outcome": "passed", "duration": 0.001}, True),
+    ],
+)
+def test_a_worker_sends_what_says_more_than_that_a_test_began(name: str, event: dict[str, Any], is_sent: bool) -> None:
+    sent: list[str] = []
+    conftest.send_news(lambda name, **_: sent.append(name), name, data=event)
+    assert bool(sent) == is_sent

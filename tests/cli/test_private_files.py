@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+from tests.forked import run_command
 from tests.ports import free_port
 
 WRITTEN = {"config.toml", "pids", "inbox", "board"}
@@ -63,5 +64,5 @@ def test_the_environment_widens_it_but_never_for_the_configuration(tmp_path: Pat
 
 @pytest.mark.parametrize("text", ["rwx", "0o27", "777", "1022", "-1"])
 def test_what_is_no_umask_is_refused(tmp_path: Path, text: str) -> None:
-    printed = run(tmp_path, FLEETCAST_UMASK=text)
+    printed = run_command("run", "--state", str(tmp_path / "var"), FLEETCAST_UMASK=text).stderr
     assert f"FLEETCAST_UMASK = {text!r}: expected an umask such as 077, 027 or 022" in printed

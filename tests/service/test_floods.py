@@ -24,6 +24,7 @@ import tomli_w
 from fleetcast.clients.grpc_stubs import externalscaler_pb2 as scaler
 from fleetcast.schedulers.external_metrics import METRIC, VERSION
 from fleetcast.service.api.routes.all import ROWS
+from tests.forked import run_forked, run_main
 from tests.ports import free_ports
 from tests.service.certificate_files import Authority, Pair
 from tests.service.grpc_process import DemandBoard
@@ -321,9 +322,11 @@ def test_the_limits_are_reduced_to_the_open_files_and_the_log_says_so(site: Site
 
 def test_too_few_open_files_end_the_start_with_the_fix(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(tomli_w.dumps({"state": str(tmp_path / "state")}))
-    command = (
-        f"ulimit -n 150; exec {sys.executable} -m fleetcast.cli.main run --role api --config {tmp_path / 'c.toml'}"
-    )
-    ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+    def start() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (150, 150))
+        run_main("run", "--role", "api", "--config", str(tmp_path / "c.toml"))
+
+    ended = run_forked(start)
     assert ended.returncode == 2
     assert "ulimit -n is 150: at least 192 are needed, and 1536 for api.max_connections = 1024" in ended.stderr

@@ -35,7 +35,7 @@ def simulate(*options: str) -> dict[str, Any]:
 
 
 def simulate_seeds(*options: str) -> list[dict[str, Any]]:
-    """Run the simulation in a process of its own and return one row a seed."""
+    """Run the simulation in a process of its own and return one row a seed. Lines follow one another by `--then`."""
     command = [sys.executable, "-m", "tests.simulation", *options]
     ended = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False)
     rows: list[dict[str, Any]] = [json.loads(line) for line in ended.stdout.splitlines()]
@@ -44,8 +44,8 @@ def simulate_seeds(*options: str) -> list[dict[str, Any]]:
 
 
 def test_a_seed_is_the_same_run_every_time() -> None:
-    first, other = simulate_seeds("--seed", "11", "--seeds", "2", "--steps", "1000")
-    second = simulate("--seed", "11", "--steps", "1000")
+    once = ("--seed", "11", "--steps", "1000")
+    first, other, second = simulate_seeds(*once, "--seeds", "2", "--then", *once)
     assert first.pop("steps_per_s")
     assert second.pop("steps_per_s")
     assert first == second
@@ -57,8 +57,9 @@ def test_a_seed_is_the_same_run_every_time() -> None:
 )
 def test_an_episode_that_failed_once_fails_with_its_defect_alone(seed: int, episode: int, defect: str) -> None:
     options = ("--seed", str(seed), "--episode", str(episode))
-    assert simulate(*options)["failure"] is None
-    assert simulate(*options, "--mutation", defect)["failure"]["law"] in MUTATIONS[defect].laws
+    alone, defective = simulate_seeds(*options, "--then", *options, "--mutation", defect)
+    assert alone["failure"] is None
+    assert defective["failure"]["law"] in MUTATIONS[defect].laws
 
 
 @LONG

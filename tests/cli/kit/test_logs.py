@@ -2,15 +2,13 @@
 
 import json
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fleetcast.cli.kit.logs import Format, LineFormatter
+from tests.forked import run_command
 
 
 def record(message: str, *values: Any, error: BaseException | None = None) -> logging.LogRecord:
@@ -63,10 +61,7 @@ def test_no_secret_is_told_not_even_in_a_trace(form: Format) -> None:
 
 def run(tmp_path: Path, *options: str, **variables: str) -> list[str]:
     """The lines on stderr of a `fleetcast run` that refuses to start."""
-    command = [sys.executable, "-m", "fleetcast.cli.main", "run", "--state", str(tmp_path / "var"), *options]
-    done = subprocess.run(
-        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_command("run", "--state", str(tmp_path / "var"), *options, **variables)
     assert done.returncode == 2
     return done.stderr.splitlines()
 

@@ -5,17 +5,17 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fleetcast.fleet import failpoints
+from fleetcast.fleet import failpoints, files
 from fleetcast.placement.ledger.ledger import Ledger, LedgerError, LedgerUnavailable
 from fleetcast.placement.ledger.schema import SCHEMA_VERSION, SCHEMAS, TABLES
 from fleetcast.placement.ledger.verify import verify_ledger
+from tests.forked import run_forked
 from tests.placement.ledger.ledger_world import QUESTIONS, make
 
 # Made by the program of version 1 through its own doors: placements that are active, seen, ended, cancelled and
@@ -23,30 +23,6 @@ from tests.placement.ledger.ledger_world import QUESTIONS, make
 VERSION_1 = Path(__file__).parents[2] / "data" / "ledger-v1.sqlite"
 # Made by the programs of these versions: everything of `ledger_world`, in version 3 with charges and credits, too.
 LATER_VERSIONS = {version: Path(__file__).parents[2] / "data" / f"ledger-v{version}.sqlite" for version in (2, 3)}
-ROOT = Path(__file__).parents[3]
-KILLED_AT = """
-import os, signal, sqlite3, sys
-from pathlib import Path
-from fleetcast.fleet import files
-from fleetcast.placement.ledger.ledger import Ledger
-
-left = int(sys.argv[2])
-
-def count(statement):
-    global left
-    left -= 1
-    if left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-def connect(path):
-    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    db.set_trace_callback(count)
-    return db
-
-files.connect = connect
-Ledger(Path(sys.argv[1])).close()
-print(int(sys.argv[2]) - left)
-"""
 
 
 @pytest.fixture
@@ -147,10 +123,28 @@ def test_a_kill_around_the_copy_and_the_commit_leaves_the_old_or_the_new(
     _goes_on(path, straight)
 
 
-def _program(path: Path, statement: int, setting: str = "") -> subprocess.CompletedProcess[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), failpoints.VARIABLE: setting}
-    words = [sys.executable, "-c", KILLED_AT, str(path), str(statement)]
-    return subprocess.run(words, env=environment, check=False, timeout=60, capture_output=True)
+def _program(path: Path, statement: int, setting: str = "") -> subprocess.CompletedProcess:
+    """Open a ledger in a process that is killed at this statement. It prints the number of statements otherwise."""
+    done = 0
+
+    def count(_: str) -> None:
+        nonlocal done
+        done += 1
+        if done == statement:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def connect(path: Path) -> sqlite3.Connection:
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        db.set_trace_callback(count)
+        return db
+
+    def run() -> None:
+        failpoints.set_hook(failpoints.parse_failpoints(setting) if setting else None)
+        files.connect = connect
+        Ledger(path).close()
+        print(done)
+
+    return run_forked(run)
 
 
 def _goes_on(path: Path, straight: Path) -> None:

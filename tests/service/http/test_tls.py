@@ -22,6 +22,7 @@ from fleetcast.fleet.errors import ConfigError
 from fleetcast.service.config import ApiConfig
 from fleetcast.service.http.certificates import ClientCertificate, read_certificate_validity_s
 from fleetcast.service.http.tls import Tls
+from tests.forked import run_command
 from tests.ports import free_port
 from tests.service.api_world import publish
 from tests.service.certificate_files import Authority, Pair, openssl
@@ -334,11 +335,10 @@ def test_a_key_that_others_may_read_is_warned_of(site: Site, tmp_path: Path, cap
 
 
 def test_check_config_tells_the_certificate_and_what_is_wrong_with_it(site: Site, tmp_path: Path) -> None:
-    def check(**api: Any) -> subprocess.CompletedProcess[str]:
+    def check(**api: Any) -> subprocess.CompletedProcess:
         document = {"api": {name: str(value) for name, value in api.items()}, "access": {"subjects": {"a.b": ["read"]}}}
         (tmp_path / "c.toml").write_text(tomli_w.dumps(document))
-        command = [sys.executable, "-m", "fleetcast.cli.main", "check-config", str(tmp_path / "c.toml")]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return run_command("check-config", str(tmp_path / "c.toml"))
 
     given = {"tls_cert": site.server.cert, "tls_key": site.server.key, "client_ca": site.clients.cert}
     fine = check(**given)
