@@ -15,7 +15,7 @@ A queue lends its unused GPUs to other queues. When its own requests wait for GP
 GPUs, and gets them back as jobs end.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -51,7 +51,8 @@ class Entry:
 class QueueTotals:
     """The GPUs that one queue, or one user in it, holds, waits for and is guaranteed.
 
-    reserve: resource → the GPUs of the fleet that no other queue may take.
+    reserve: resource → the GPUs of the fleet that no other queue may take. path: it and the queues above it. limited:
+    those of them that have a limit.
     """
 
     name: str
@@ -65,12 +66,14 @@ class QueueTotals:
     children: list["QueueTotals"] = field(default_factory=list)
     reserve: dict[str, float] = field(default_factory=dict)
     below: dict[str, float] = field(default_factory=dict)  # `reserve` of its children, in all
+    path: tuple["QueueTotals", ...] = field(init=False, repr=False, compare=False)
+    limited: tuple["QueueTotals", ...] = field(init=False, repr=False, compare=False)
 
-    def list_path(self) -> Iterable["QueueTotals"]:
-        stand: QueueTotals | None = self
-        while stand is not None:
-            yield stand
-            stand = stand.parent
+    def __post_init__(self) -> None:
+        above = self.parent
+        has_limit = self.node is not None and bool(self.node.limit or self.node.borrow)
+        self.path = (self,) if above is None else (self, *above.path)
+        self.limited = ((self,) if has_limit else ()) + (() if above is None else above.limited)
 
     def find_limit(self, resource: str) -> float:
         return self.node.find_limit(resource) if self.node is not None else float("inf")
@@ -155,7 +158,7 @@ class QueueStanding:
 
     @staticmethod
     def _add_leaf_use(leaf: QueueTotals, use: LeafUse) -> None:
-        for stand in leaf.list_path():
+        for stand in leaf.path:
             stand.decayed_gpu_s += use.decayed_gpu_s
             for name, gpus in use.held.items():
                 stand.held[name] = stand.held.get(name, 0.0) + gpus
@@ -274,6 +277,8 @@ class QueueStanding:
         leaf, gang = self.find_or_add_leaf(self.tree.find_request_leaf(request)), request.members
         if not (why := self._explain_refusal(leaf, self.compute_amounts(request, gang.desired))):
             return request
+        if gang.desired == gang.min:
+            return why
         steps = (gang.desired - gang.min) // gang.step
         low, high = -1, steps
         while low < high:
@@ -314,7 +319,7 @@ class QueueStanding:
 
     def list_path(self, leaf: str) -> list[str]:
         """Return the names of a leaf and of the queues above it."""
-        return [stand.name for stand in self.find_or_add_leaf(leaf).list_path()]
+        return [stand.name for stand in self.find_or_add_leaf(leaf).path]
 
     def can_fit_later(self, request: PlacementRequest) -> bool:
         """Return whether a refused request could get all the GPUs that it needs once jobs have ended.
@@ -349,7 +354,7 @@ class QueueStanding:
 
         Returns None if they exceed no limit.
         """
-        for stand in leaf.list_path():
+        for stand in leaf.limited:
             for name, gpus in amounts.items():
                 if stand.held.get(name, 0.0) + gpus > stand.find_limit(name):
                     return stand, name
@@ -360,9 +365,7 @@ class QueueStanding:
 
         Other queues lend neither the GPUs that they reserve, nor the GPUs within their guarantee that they wait for.
         """
-        if not any(
-            stand.node and stand.name != ROOT and not stand.is_within_guarantee(amounts) for stand in leaf.list_path()
-        ):
+        if not any(stand.node and stand.name != ROOT and not stand.is_within_guarantee(amounts) for stand in leaf.path):
             return ""
         for name, gpus in amounts.items():
             if name not in self.tree.resources:
@@ -376,9 +379,9 @@ class QueueStanding:
     def _compute_new_reserve(self, leaf: QueueTotals, name: str, gpus: float) -> float:
         """Return how many GPUs of resource `name` would be reserved in the fleet if a leaf held `gpus` more."""
         more = 0.0
-        for stand in leaf.list_path():
-            held, below = stand.held.get(name, 0.0) + gpus, stand.below.get(name, 0.0) + more
-            more = max(stand.compute_own_amount(name), held, below) - stand.reserve.get(name, 0.0)
+        for stand in leaf.path:
+            reserve = stand.reserve.get(name, 0.0)
+            more = max(reserve, stand.held.get(name, 0.0) + gpus, stand.below.get(name, 0.0) + more) - reserve
         return self.stands[ROOT].reserve.get(name, 0.0) + more
 
     def record_placement(self, request: PlacementRequest, amounts: Amounts) -> None:
@@ -388,7 +391,7 @@ class QueueStanding:
 
     def add_held(self, leaf: str, amounts: Amounts, sign: float = 1.0) -> None:
         """Add amounts to the GPUs that a leaf holds, or subtract them with sign −1."""
-        for stand in self.find_or_add_leaf(leaf).list_path():
+        for stand in self.find_or_add_leaf(leaf).path:
             for name, gpus in amounts.items():
                 stand.held[name] = stand.held.get(name, 0.0) + sign * gpus
             self._update_reserve(stand)
@@ -400,7 +403,7 @@ class QueueStanding:
         request is then not counted. The caller need not count further requests of this leaf.
         """
         leaf = self.tree.find_request_leaf(request)
-        if not any(stand.lacks_guarantee() for stand in self.find_or_add_leaf(leaf).list_path()):
+        if not any(stand.lacks_guarantee() for stand in self.find_or_add_leaf(leaf).path):
             return False
         self.version += 1
         self.add_waiting(leaf, self.compute_amounts(request, request.members.min))
@@ -408,7 +411,7 @@ class QueueStanding:
 
     def add_waiting(self, leaf: str, amounts: Amounts, sign: float = 1.0) -> None:
         """Add amounts to the GPUs that a leaf waits for, or subtract them with sign −1."""
-        for stand in self.find_or_add_leaf(leaf).list_path():
+        for stand in self.find_or_add_leaf(leaf).path:
             for name, gpus in amounts.items():
                 stand.wanted[name] = stand.wanted.get(name, 0.0) + sign * gpus
             self._update_reserve(stand)

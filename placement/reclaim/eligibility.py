@@ -131,8 +131,8 @@ def list_giving_queues(leaf: str, taker_leaf: str, standing: QueueStanding) -> l
 
     The leaf comes first. The list is empty if both are the same leaf.
     """
-    shared = {stand.name for stand in standing.find_or_add_leaf(taker_leaf).list_path()}
-    return [stand for stand in standing.find_or_add_leaf(leaf).list_path() if stand.name not in shared]
+    shared = {stand.name for stand in standing.find_or_add_leaf(taker_leaf).path}
+    return [stand for stand in standing.find_or_add_leaf(leaf).path if stand.name not in shared]
 
 
 def compute_borrowed_gpus(stand: QueueTotals) -> float:

@@ -228,7 +228,7 @@ class FairnessVerdict:
 
 def _find_branches(standing: QueueStanding, taker: str, giver: str) -> tuple[list[QueueTotals], list[QueueTotals]]:
     """Return both paths from the leaves up to where they leave each other. Both are empty for one leaf."""
-    paths = [list(standing.find_or_add_leaf(leaf).list_path()) for leaf in (taker, giver)]
+    paths = [list(standing.find_or_add_leaf(leaf).path) for leaf in (taker, giver)]
     common = {stand.name for stand in paths[0]} & {stand.name for stand in paths[1]}
     taking, giving = ([stand for stand in path if stand.name not in common] for path in paths)
     return taking, giving
@@ -251,5 +251,5 @@ def _has_capacity(standing: QueueStanding, hold: QueueHold, closed: Amounts) -> 
 
 def _list_shares(standing: QueueStanding, leaf: str) -> list[float]:
     """Return the shares of the queues above a leaf and of itself, from the root's child down."""
-    path = list(standing.find_or_add_leaf(leaf).list_path())[-2::-1]
+    path = list(standing.find_or_add_leaf(leaf).path)[-2::-1]
     return [standing.compute_share(stand) for stand in path]

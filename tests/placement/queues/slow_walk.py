@@ -36,10 +36,10 @@ def _next(standing: QueueStanding, leaves: dict[str, deque[Any]], given: dict[st
     amounts = standing.compute_amounts(entry.request, entry.request.members.min)
     if all(
         amounts.get(name, 0.0) <= above.find_limit(name) - above.held.get(name, 0.0)
-        for above in stand.list_path()
+        for above in stand.path
         for name in standing.tree.resources
     ):
-        for above in stand.list_path():
+        for above in stand.path:
             mine = given.setdefault(above.name, {})
             for name, gpus in amounts.items():
                 mine[name] = mine.get(name, 0.0) + gpus
@@ -48,7 +48,7 @@ def _next(standing: QueueStanding, leaves: dict[str, deque[Any]], given: dict[st
 
 def _child(stand: QueueTotals, leaf: QueueTotals) -> str | None:
     """Which child of a queue is above a leaf, or is it."""
-    path = list(leaf.list_path())
+    path = list(leaf.path)
     names = [one.name for one in path]
     return names[names.index(stand.name) - 1] if stand.name in names[1:] else None
 

@@ -15,6 +15,8 @@ from fleetcast.placement.queues.asks import WaitingColumns
 from fleetcast.placement.queues.charges import LN2, LeafUse
 from fleetcast.placement.queues.queues_file import read_queues
 from fleetcast.placement.queues.standing import QueueStanding, compute_needed_gpus
+from tests.fuzz.bounds import examples
+from tests.placement.queues.slow_quota import limit_plainly
 
 TEAMS = "[queue.a]\nweight = 40\n[queue.b]\nweight = 40\n[queue.c]\nweight = 20\n"
 LENT = "[queue.a]\nguaranteed = {gpu = 60}\n[queue.b]\nguaranteed = {gpu = 40}\nlend = {gpu = 30}\n"
@@ -206,11 +208,54 @@ def test_limits_hold_on_every_path_and_nothing_kept_is_borrowed(steps: list[tupl
             assert held <= node.find_limit("gpu")
 
 
+MODELS = TREE.replace("{gpu = 20}", "{gpu = 20, H100 = 16}").replace("{gpu = 12}", "{gpu = 12, H100 = 8}")
+NARROW = """
+[queue.x]
+limit = {gpu = 12}
+[queue."x/1"]
+[queue."x/2"]
+guaranteed = {gpu = 4}
+borrow = {gpu = 2}
+[queue.y]
+guaranteed = {gpu = 40}
+[queue.z]
+"""
+quota_steps = st.tuples(
+    st.sampled_from(LEAVES),
+    st.integers(1, 6),
+    st.sampled_from(["hold", "wait", "release"]),
+    st.sampled_from(["", "h100"]),
+)
+
+
+@examples(400)
+@given(st.sampled_from([TREE, MODELS, NARROW]), st.lists(quota_steps, min_size=12, max_size=24), st.booleans())
+def test_a_queue_may_have_what_the_definition_says(
+    text: str, steps: list[tuple[str, int, str, str]], is_copied: bool
+) -> None:
+    standing = QueueStanding(read_queues(text), {}, {"gpu": 64.0, "H100": 32.0})
+    held = []
+    for number, (leaf, least, action, model) in enumerate(steps):
+        gang = Gang(least, least + 3 * (number % 4), 3)
+        request = PlacementRequest(request_id="q", gang=gang, gpus_per_node=2, queue=leaf, gpu_model=model)
+        allowed, (size, why) = standing.limit_to_quota(request), limit_plainly(standing, request)
+        assert (allowed if isinstance(allowed, str) else allowed.members.desired) == (why or size)
+        amounts = standing.compute_amounts(request, size)
+        if action == "hold" and size:
+            standing.record_placement(request, amounts)
+            held.append((leaf, amounts))
+        elif action == "wait":
+            standing.count_waiting(request)
+        elif action == "release" and held:
+            standing.add_held(*held.pop(), -1.0)
+        standing = standing.copy() if is_copied else standing
+
+
 def is_borrowed(standing: QueueStanding, leaf: str, gpus: int) -> bool:
     """Whether so many more pass a guarantee; who takes what he is guaranteed, and has lent, borrows nothing."""
     return any(
         stand.name and not stand.is_within_guarantee({"gpu": float(gpus)})
-        for stand in standing.find_or_add_leaf(leaf).list_path()
+        for stand in standing.find_or_add_leaf(leaf).path
     )
 
 
