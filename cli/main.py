@@ -33,7 +33,7 @@ from fleetcast.cli.kit.lab_extra import explain_missing_module
 from fleetcast.cli.kit.screen import echo
 from fleetcast.cli.lab import backtest, bench, data, drift, evaluate, models, play, simulate, train
 from fleetcast.fleet.errors import ConfigError, FleetcastError
-from fleetcast.fleet.process import watch_parent
+from fleetcast.fleet.process import PARENT_VARIABLE, watch_parent
 
 UMASK_VARIABLE = "FLEETCAST_UMASK"
 PRIVATE_UMASK = "077"
@@ -95,6 +95,10 @@ def main() -> NoReturn:
 
     The reason of a failure is printed on stderr.
     """
+    if PARENT_VARIABLE in os.environ:
+        from fleetcast.service.process_memory import use_one_heap
+
+        use_one_heap()  # before the thread that watches the parent gets a heap of its own
     watch_parent()
     try:
         set_private_umask()

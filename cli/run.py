@@ -81,6 +81,7 @@ def run(
     )
     check_config(loaded)
     _check_instance(role, instance, loaded)
+    _limit_memory()  # of the launcher, too: a role that it forks has a thread at once
     if role is None:
         from fleetcast.service.start_checks import check_role_settings
 
@@ -91,12 +92,11 @@ def run(
             raise typer.Exit(asyncio.run(_supervise_roles(loaded, launched)))
         logs.configure_logging(log_format, log_level, launched)
         role, instance = next(pair for pair in _list_roles(loaded) if _format_process_name(*pair) == launched)
-    _limit_memory()
     _run_role(role, loaded, instance or 0)
 
 
 def _limit_memory() -> None:
-    """Set the options that keep the memory of a role's process small."""
+    """Set the options that keep the memory of this process, and of those that it forks, small."""
     from fleetcast.service.process_memory import use_one_heap
     from fleetcast.service.withheld_imports import withhold_imports
 

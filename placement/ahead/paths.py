@@ -29,7 +29,7 @@ from fleetcast.placement.ahead.calendars import (
 )
 from fleetcast.placement.ahead.futures import ArrivalForecast, FutureSampler
 from fleetcast.placement.ahead.run_draws import PATHS, RunTimeSample, RunTimeSource
-from fleetcast.placement.ahead.searches import load_searches
+from fleetcast.placement.ahead.searches import choose_searches
 from fleetcast.placement.ahead.slot_times import Place
 from fleetcast.placement.ahead.stops import NO_STOPS, StopsAhead
 from fleetcast.placement.engine import fits_now
@@ -207,7 +207,7 @@ def sample_timelines(
     entries = [entry for entry in line if entry.request.request_id not in starts_s]
     requests = [entry.request for entry in entries]
     waits = {one.job_name: one.request_id for one in (*begun, *requests)}
-    levels, searches = turns.make_sort_keys(entries).levels, load_searches()
+    levels, searches = turns.make_sort_keys(entries).levels, choose_searches(len(entries))
     finder = PlaceFinder(rooms, searches.slot_times)
     chosen = choose_saved_entries(levels, _compute_calendar_limit(calendar))
     sources = [_make_run_time_source(one, run_quantiles) for one in requests]

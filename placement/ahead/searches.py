@@ -22,6 +22,17 @@ class Searches(NamedTuple):
 
 
 ARRAY_PROGRAMS = Searches(Fleet, SlotTimes, record_gang_hold)
+COMPILED_FROM = 16  # waiting requests
+
+
+def choose_searches(waiting: int) -> Searches:
+    """Return the searches for a queue with this number of waiting requests.
+
+    numba needs 30 MiB, so a process loads the compiled searches at its first long queue. Later it uses them
+    for every queue.
+    """
+    is_loaded = load_searches.cache_info().currsize > 0
+    return load_searches() if is_loaded or waiting >= COMPILED_FROM else ARRAY_PROGRAMS
 
 
 @lru_cache(1)

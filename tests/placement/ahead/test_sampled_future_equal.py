@@ -67,9 +67,9 @@ def assert_equal(sampled: Callable[[], Timelines], backfilled: int = paths.BACKF
         patch.setattr(paths, "BACKFILLED", backfilled)
         answers = []
         for searches in ALL_SEARCHES:
-            patch.setattr(paths, "load_searches", lambda chosen=searches: chosen)
+            patch.setattr(paths, "choose_searches", lambda waiting, chosen=searches: chosen)
             answers.append(sampled())
-        patch.setattr(paths, "load_searches", lambda: slow_play.PLAIN_SEARCHES)
+        patch.setattr(paths, "choose_searches", lambda waiting: slow_play.PLAIN_SEARCHES)
         patch.setattr(paths, "PlaceFinder", slow_calendars.PlainFinder)
         patch.setattr(futures, "Future", slow_play.Future)
         patch.setattr(futures, "QueuesAhead", slow_play.PlainQueues)
