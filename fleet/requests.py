@@ -37,7 +37,7 @@ class TopologyConstraint(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     preferred: LevelName | None = None
 
 
-class RankPlacement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RankPlacement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """The place of one gang member: a node, and the indices of its GPUs on the node.
 
     gpu_share: thousandths of its one GPU. Absent if the member has whole GPUs.
@@ -182,6 +182,7 @@ HONOURED_BY_RECLAIM = ("checkpoint_cost_s", "preemptible")  # where running jobs
 FACTS_WITHOUT_EFFECT = ("checkpoint_cost_s", "class", "preemptible", "queue", "tenant")
 _NAMES = tuple(field.name for field in msgspec.structs.fields(PlacementRequest) if field.type is str)
 _FIELDS = {field.encode_name: field for field in msgspec.structs.fields(PlacementRequest)}
+_DEFAULTS = tuple((key, _FIELDS[key].name, _FIELDS[key].default) for key in FACTS_WITHOUT_EFFECT)
 
 
 def check_request(request: PlacementRequest, with_queues: bool = True) -> None:
@@ -240,12 +241,8 @@ def list_ignored_facts(request: PlacementRequest, used: Collection[str] = ()) ->
     `used`: keys that the answer did use. A default value does not count as stated, even if it is written
     out. This is because the ledger treats both requests as the same.
     """
-    return tuple(name for name in FACTS_WITHOUT_EFFECT if name not in used and _is_stated(request, name))
-
-
-def _is_stated(request: PlacementRequest, key: str) -> bool:
-    field = _FIELDS[key]
-    return bool(getattr(request, field.name) != field.default)
+    stated = [key for key, name, default in _DEFAULTS if getattr(request, name) != default]
+    return tuple([key for key in stated if key not in used]) if stated else ()
 
 
 def _check_text(name: str, text: str) -> None:

@@ -15,7 +15,8 @@ def sort_rows_by_keys(*keys: NDArray[np.int64]) -> NDArray[np.int64]:
     >>> sort_rows_by_keys(np.array([0, 1, 0, 1]), np.array([1, 0, 0, 1])).tolist()
     [2, 1, 0, 3]
     """
-    return np.lexsort([key.astype(np.min_scalar_type(int(key.max(initial=0)))) for key in keys])
+    narrow = [key.astype(np.min_scalar_type(int(key.max(initial=0)))) for key in keys]
+    return np.lexsort(narrow) if len(narrow) > 1 else narrow[0].argsort(kind="stable")
 
 
 def find_run_begins(*keys: NDArray[Any]) -> NDArray[np.bool_]:

@@ -1,7 +1,7 @@
 """Decisions about placement requests, with their reasons. All functions are pure and deterministic."""
 
 import hashlib
-from itertools import chain
+from itertools import chain, cycle
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,13 @@ from fleetcast.fleet.requests import (
     list_ignored_facts,
 )
 from fleetcast.fleet.topology import DOMAIN_LEVELS, Level
+from fleetcast.placement.machines.domains import sum_room_by_domain
 from fleetcast.placement.machines.filters import Screen, screen
 from fleetcast.placement.machines.fit import (
     Fit,
     compute_largest_size,
     find_best_fits,
     get_widest_level,
-    sum_room_by_domain,
 )
 from fleetcast.placement.machines.growth import GangSize, compute_gang_size
 from fleetcast.placement.machines.options import Options
@@ -142,8 +142,9 @@ def find_shared_level(view: ClusterView, rows: NDArray[np.int64]) -> Level | Non
     if len(rows) == 1:
         return Level.NODE
     for level in DOMAIN_LEVELS:
-        domain = view.topology.domain[level][rows]
-        if domain[0] >= 0 and (domain == domain[0]).all():
+        numbers = view.topology.domain[level]
+        own = numbers[rows[0]]
+        if own >= 0 and own == numbers[rows[-1]] and (numbers.take(rows) == own).all():
             return level
     return None
 
@@ -174,14 +175,6 @@ def _make_decision(
     )
 
 
-def _sort_by_topology(view: ClusterView, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return an order of nodes in which neighbouring ranks are near each other in the topology."""
-    if len(rows) == 1:
-        return np.zeros(1, np.int64)
-    keys: list[NDArray[Any]] = [rows, *(view.topology.domain[level][rows] for level in DOMAIN_LEVELS)]
-    return np.lexsort(keys)
-
-
 def _assign_ranks(request: PlacementRequest, view: ClusterView, fit: Fit) -> tuple[RankPlacement, ...]:
     """Assign ranks and GPUs to the members of a gang.
 
@@ -189,20 +182,26 @@ def _assign_ranks(request: PlacementRequest, view: ClusterView, fit: Fit) -> tup
     indices on its node. A part of a GPU takes the fullest GPU on which it fits.
     """
     each, milli, names = request.gpus_per_node, request.milli, view.topology.names
-    order = _sort_by_topology(view, fit.rows)
-    rows, takes = fit.rows[order], fit.takes[order]
+    order = view.domains.place.take(fit.rows).argsort()
+    rows, takes = fit.rows.take(order), fit.takes.take(order)
     hosts = [names[row] for row in rows.repeat(takes).tolist()]
     if milli < WHOLE:
         slots = [choose_fullest_slots(view.milli[row], milli, size) for row, size in zip(rows, takes, strict=True)]
         parts = zip(hosts, chain.from_iterable(slots), strict=True)
         return tuple([RankPlacement(rank, host, (slot,), milli) for rank, (host, slot) in enumerate(parts)])
-    free = view.free[rows]
+    free = view.free.take(rows, 0)
+    if _are_rows_equal(free) and _are_rows_equal(takes):  # as for whole nodes: then one node stands for all
+        free, takes = free[:1], takes[:1]
     taken = free & (free.cumsum(axis=1) <= (takes * each)[:, None])
-    gpus = map(tuple, taken.nonzero()[1].reshape(len(hosts), each).tolist())
-    return tuple(map(RankPlacement, range(len(hosts)), hosts, gpus))
+    gpus = map(tuple, taken.nonzero()[1].reshape(int(takes.sum()), each).tolist())
+    return tuple(map(RankPlacement, range(len(hosts)), hosts, cycle(gpus)))
+
+
+def _are_rows_equal(rows: NDArray[Any]) -> bool:
+    return rows.tobytes() == rows[:1].tobytes() * len(rows)
 
 
 def _make_runner_up(view: ClusterView, fit: Fit) -> RunnerUp:
     names = view.topology.names
-    nodes = tuple([names[row] for row in sorted(fit.rows.tolist())])
+    nodes = tuple([names[row] for row in np.sort(fit.rows).tolist()])
     return RunnerUp(nodes, round(fit.score, 4), fit.points)

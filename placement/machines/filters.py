@@ -5,6 +5,7 @@ candidates + sum(rejected)`. A node is also rejected if a property that the requ
 unknown (its CPUs, its GPU model), because a promise needs evidence.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -51,22 +52,37 @@ def screen(request: PlacementRequest, view: ClusterView, options: Options) -> Sc
 
     The operator's own filters run after the built-in ones. The filter `busy` is always the last.
     """
-    passes = np.ones(len(view), bool)
     by_reason: dict[str, Mask] = {}
+    passes: Mask | None = None  # None: all of them
 
     def reject(reason: str, mask: Mask) -> None:
-        first = mask & passes
+        nonlocal passes
+        first = np.asarray(mask, bool) if passes is None else mask & passes
         if first.any():
             by_reason[reason] = first
-            np.logical_xor(passes, first, out=passes)
+            passes = ~first if passes is None else passes ^ first
 
-    for reason, rejects in chain(FILTERS, options.filters):
+    for reason, rejects in _list_filters(view, options):
         mask = rejects(request, view, options)
         if mask is not None:
             reject(reason, mask)
     room = count_room_on_gpus(request, view)
     reject("busy", room < 1)
-    return Screen(passes, _count_member_room(request, view, room) * passes, view.free_gpus, by_reason)
+    room = _count_member_room(request, view, room)
+    if passes is None:
+        return Screen(np.ones(len(view), bool), room, view.free_gpus, by_reason)
+    return Screen(passes, room * passes, view.free_gpus, by_reason)
+
+
+def _list_filters(view: ClusterView, options: Options) -> Iterable[tuple[str, Filter]]:
+    """Return the filters in order, without those for states in which no node is."""
+
+    def choose() -> tuple[tuple[str, Filter], ...]:
+        absent = {reason for reason, state in STATES.items() if not (view.state == state).any()}
+        return tuple((reason, rejects) for reason, rejects in FILTERS if reason not in absent)
+
+    found: tuple[tuple[str, Filter], ...] = view.memo.get_or_compute("filters", (view.state,), choose)
+    return chain(found, options.filters) if options.filters else found
 
 
 def count_room_on_gpus(request: PlacementRequest, view: ClusterView) -> NDArray[np.int64]:
@@ -93,10 +109,10 @@ def _count_member_room(request: PlacementRequest, view: ClusterView, room: NDArr
 
 def reject_unknown_topology(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     """Reject nodes whose domain is unknown if the request requires a level."""
-    if request.required in (None, Level.NODE):
+    level = request.required
+    if level is None or level is Level.NODE or view.domains.ranges[level][0] >= 0:
         return None
-    assert request.required is not None
-    unknown: Mask = view.topology.domain[request.required] < 0
+    unknown: Mask = view.topology.domain[level] < 0
     return unknown
 
 
@@ -153,19 +169,11 @@ def _mask_by_hearing(view: ClusterView, hearing: Hearing) -> Mask | None:
 def _make_state_filter(state: NodeState) -> Filter:
     """Make a filter that rejects nodes in this state."""
 
-    def reject_in_state(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-        by_state: dict[int, Mask] = view.memo.get_or_compute("states", (view.state,), lambda: _mask_by_state(view))
-        return by_state.get(state)
+    def reject_in_state(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
+        mask: Mask = view.state == state
+        return mask
 
     return reject_in_state
-
-
-def _mask_by_state(view: ClusterView) -> dict[int, Mask]:
-    """Return state → (n,) whether each node is in it, for the states that occur.
-
-    Most fleets have few states at a time.
-    """
-    return {state: view.state == state for state in np.unique(view.state).tolist()}
 
 
 def drained(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
@@ -227,7 +235,8 @@ def reject_small_host_memory(request: PlacementRequest, view: ClusterView, optio
 
 def reject_few_gpus(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     """Reject nodes with fewer GPUs than one member needs, free or not."""
-    return None if request.gpus_per_node <= 1 else view.topology.gpus < request.gpus_per_node
+    each = request.gpus_per_node
+    return None if each <= 1 or view.domains.fewest_gpus >= each else view.topology.gpus < each
 
 
 def reject_unknown_use(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
@@ -247,6 +256,13 @@ def busy(request: PlacementRequest, view: ClusterView, options: Options) -> Mask
     return count_room_on_gpus(request, view) < 1
 
 
+STATES = {
+    "drained": NodeState.DRAINED,
+    "lost": NodeState.LOST,
+    "maintenance": NodeState.MAINTENANCE,
+    "reserved": NodeState.RESERVED,
+    "withheld": NodeState.WITHHELD,
+}
 FILTERS: tuple[tuple[str, Filter], ...] = (
     ("unknown_topology", reject_unknown_topology),
     ("cluster", reject_other_clusters),
@@ -256,11 +272,7 @@ FILTERS: tuple[tuple[str, Filter], ...] = (
     ("maintenance_window", _make_closed_filter("maintenance_window")),
     ("model_quota", _make_closed_filter("model_quota")),
     ("spare", _make_closed_filter("spare")),
-    ("drained", _make_state_filter(NodeState.DRAINED)),
-    ("lost", _make_state_filter(NodeState.LOST)),
-    ("maintenance", _make_state_filter(NodeState.MAINTENANCE)),
-    ("reserved", _make_state_filter(NodeState.RESERVED)),
-    ("withheld", _make_state_filter(NodeState.WITHHELD)),
+    *((reason, _make_state_filter(state)) for reason, state in STATES.items()),
     ("stale", reject_stale),
     ("unheard", reject_unheard),
     ("gpu_model", reject_other_gpu_models),

@@ -23,20 +23,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.fleet.requests import WHOLE_GPU, Gang, PlacementRequest
+from fleetcast.fleet.requests import Gang, PlacementRequest
 from fleetcast.fleet.topology import Level, Topology
-from fleetcast.placement.columns import find_run_begins, sort_rows_by_keys, sort_rows_descending
-from fleetcast.placement.machines.scorers import GANG_WEIGHTS, LEVEL_SCORE, LEVELS, NodeScores
+from fleetcast.placement.columns import sort_rows_by_keys, sort_rows_descending
+from fleetcast.placement.machines.domains import GangBounds, Room, sum_per_domain
+from fleetcast.placement.machines.scorers import LEVELS, NodeScores
 
 SCORE_BINS = 20
 MOST_FITS = 3
 FEW = 32  # domains that are filled together
 AT_ONCE = 8  # of more, those of the highest bounds come first: mostly no other can win
-SAMPLE = 500  # numbers that stand for all of them
-ROUNDING = 1e-9  # of sums of numbers of at most 1
-
-Floats = NDArray[np.float64]  # an inner function that wrote it out would make it anew at each call
-Part = float | Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,39 +48,6 @@ class Fit:
     takes: NDArray[np.int64]
     score: float
     points: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """The number of members that fit into each domain of one level."""
-
-    level: Level | None
-    domain: NDArray[np.integer[Any]]  # (c,) domain of each candidate, -1 unknown
-    members: NDArray[np.int64]  # (domains,)
-
-    @property
-    def most_members(self) -> int:
-        return int(self.members.max(initial=0))
-
-
-def sum_room_by_domain(
-    level: Level | None, topology: Topology, rows: NDArray[np.int64], room: NDArray[np.int64]
-) -> Room:
-    """Sum the room of the candidates by domain."""
-    if level is None:
-        return Room(level, np.zeros(len(rows), np.int64), room.sum(keepdims=True))
-    if level is Level.NODE:
-        return Room(level, np.arange(len(rows)), room)
-    domain, count = topology.domain[level][rows], len(topology.domain_names[level])
-    return Room(level, domain, _sum_per_domain(domain, room, max(count, 1)))
-
-
-def _sum_per_domain(domain: NDArray[np.integer[Any]], room: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Return (count,) sums by domain. Nodes without a domain (-1) do not count."""
-    each = room[0] if len(room) else 0
-    alike = bool((room == each).all())  # as for whole nodes: then it is enough to count
-    found = np.bincount(domain + 1, None if alike else room, count + 1)[1:]
-    return found * each if alike else found.astype(np.int64)
 
 
 def compute_largest_size(gang: Gang, room: int) -> int:
@@ -126,11 +89,13 @@ def find_best_fits(request: PlacementRequest, topology: Topology, scores: NodeSc
     for level in [Level.NODE] if size == 1 else list_allowed_levels(request):
         if size > scores.bound_room(level):
             continue
-        offer = sum_room_by_domain(level, topology, scores.rows, scores.room)
-        can_lose = scores.has_score_bounds and len(found) == MOST_FITS
-        if offer.most_members < size or (can_lose and search.bound_level_score(offer) < found[-1].score):
+        offer = search.sum_room(level)
+        if offer.most_members < size:
             continue
-        fits = search.find_level_fits(offer, found[-1].score if len(found) == MOST_FITS else -np.inf)
+        above = found[-1].score if len(found) == MOST_FITS else -np.inf
+        if len(found) == MOST_FITS and scores.has_score_bounds and search.bounds.bound_level_score(offer) < above:
+            continue
+        fits = search.find_level_fits(offer, above)
         if found:  # the domains of one level share no nodes
             fits = list(_drop_duplicates(sorted([*found, *fits], key=lambda fit: -fit.score)))[:MOST_FITS]
         found = fits  # stable: the tighter level, the earlier domain wins a tie
@@ -161,96 +126,34 @@ class GangSearch:
     size: int
 
     @cached_property
+    def bounds(self) -> GangBounds:
+        return GangBounds(self.request, self.scores, self.size)
+
+    def sum_room(self, level: Level | None) -> Room:
+        """Sum the room of the candidates by domain, as `sum_room_by_domain` does."""
+        scores = self.scores
+        if level is Level.NODE:
+            return Room(level, np.arange(len(scores.rows)), scores.room)
+        lowest, highest = scores.domains.ranges[level]
+        if lowest == highest == 0:  # one domain with all nodes
+            return Room(level, *self._all_room)
+        domain = scores.domains.numbers[level].take(scores.rows)
+        if lowest >= 0 and scores.is_room_uniform:  # then it is enough to count
+            return Room(level, domain, np.bincount(domain, minlength=highest + 1) * scores.most_room)
+        return Room(level, domain, sum_per_domain(domain, scores.room, max(highest + 1, 1)))
+
+    @cached_property
+    def _all_room(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(c,) zeros, the domains of a level with one domain, and (1,) its room."""
+        return np.zeros(len(self.scores.rows), np.int64), self.scores.room.sum(keepdims=True)
+
+    @cached_property
     def rank(self) -> NDArray[np.int64]:
         """(c,) rank of each candidate by score, the best first. Among equal scores the first comes first."""
         order = sort_rows_descending(self.scores.compute_node_scores(self.size))
         rank = np.empty(len(order), np.int64)
         rank[order] = np.arange(len(order))
         return rank
-
-    @cached_property
-    def _best_chances(self) -> tuple[float, float]:
-        """The highest chances that any gang can have of surviving, and of keeping its pace.
-
-        They are the products over the best nodes.
-        """
-        span = self.scores.count_fewest_nodes(self.size)
-        survives, keeps_pace = (
-            float(np.exp(np.partition(logs, -span)[-span:].sum()))
-            for logs in (self.scores.survives, self.scores.keeps_pace)
-        )
-        return survives, keeps_pace
-
-    def bound_level_score(self, offer: Room) -> float:
-        """Return an upper bound of the score of any gang on a level.
-
-        A level whose bound is too low to win is not searched.
-        """
-        survives, keeps_pace = self._best_chances
-        return float(self._bound_score(offer.level, survives, keeps_pace, self._find_largest_share(offer)))
-
-    def bound_domain_scores(
-        self, offer: Room, feasible: NDArray[np.bool_], above: float = -np.inf
-    ) -> NDArray[np.float64]:
-        """Return (feasible domains,) upper bounds of the score of any gang in each domain.
-
-        These bounds are mostly lower than the bound of the whole level, but cost more work.
-
-        The nodes that survive best are seldom the nodes that keep their pace best. So the first step bounds the
-        weighted sum of both logarithms over the best nodes of each domain. If a domain's bound reaches `above`, the
-        second step also bounds each logarithm by itself. The score is convex in both logarithms. So it is highest
-        where one of them is as high as it can be.
-        """
-        risk, slow = self.scores.weights["risk"], self.scores.weights["slow"]
-        tight: Part = self.size / offer.members[feasible] if self.request.milli == WHOLE_GPU else 1.0
-
-        def bound_sums(logs: Floats) -> Floats:
-            return _bound_highest_sums(logs, self.scores.count_fewest_nodes(self.size), offer.domain, feasible)
-
-        def bound_scores(survives: Floats, keeps_pace: Floats) -> Floats:
-            ends = (
-                (survives, np.minimum(keeps_pace, (both - risk * survives) / slow)),
-                (np.minimum(survives, (both - slow * keeps_pace) / risk), keeps_pace),
-            )
-            first, second = (self._bound_score(offer.level, np.exp(s), np.exp(p), tight) for s, p in ends)
-            return np.asarray(np.maximum(first, second))
-
-        both = bound_sums(risk * self.scores.survives + slow * self.scores.keeps_pace)
-        none = np.zeros_like(both)
-        found = bound_scores(none, none)
-        if (found < above).all():
-            return found
-        return bound_scores(bound_sums(self.scores.survives), bound_sums(self.scores.keeps_pace))
-
-    def _bound_score(self, level: Level | None, survives: Part, keeps_pace: Part, tight: Part) -> Part:
-        """Return an upper bound of a gang's score from its chances and the share of its domain that it takes.
-
-        All other parts of the score are assumed to be as good as they can be.
-        """
-        weights = self.scores.weights
-        total = weights["risk"] * survives + weights["slow"] * keeps_pace + self._other_weights
-        total = total + weights["fit"] * (0.5 * self._best_mean_fit + 0.5 * tight)
-        total = total + weights["packing"] * (0.5 * LEVEL_SCORE[level] + 0.5)
-        return total / self.scores.total_weight + ROUNDING
-
-    @cached_property
-    def _other_weights(self) -> float:
-        """The total weight of the score's parts beyond `GANG_WEIGHTS`, which not every request has."""
-        return self.scores.total_weight - sum(GANG_WEIGHTS.values())
-
-    @cached_property
-    def _best_mean_fit(self) -> float:
-        """An upper bound of the mean fit of a gang's members.
-
-        It assumes that all but one of the gang's nodes are filled.
-        """
-        full = float(self.scores.compute_node_parts(self.size)["fit"].max())
-        return full + (1 - full) * min(self.size, self.scores.most_room - 1) / self.size
-
-    def _find_largest_share(self, offer: Room) -> float:
-        """Return the largest share of a domain's room that a gang can take. It is 1 for parts of GPUs."""
-        least = int(offer.members[offer.members >= self.size].min())
-        return self.size / least if self.request.milli == WHOLE_GPU else 1.0
 
     def find_level_fits(self, offer: Room, above: float = -np.inf) -> list[Fit]:
         """Return the best three domains of a level, each with its gang.
@@ -263,7 +166,9 @@ class GangSearch:
         n = int(np.count_nonzero(feasible))
         if (n <= FEW and not np.isfinite(above)) or not self.scores.is_gang_score_independent:
             return self._fill_wanted_domains(np.ones(n, bool), offer, feasible)
-        bounds = self.bound_domain_scores(offer, feasible, above)
+        bounds = self.bounds.bound_domain_scores(offer, feasible, above)
+        if bounds.max() < above:
+            return []
         likely = bounds >= max(above, np.partition(bounds, -AT_ONCE)[-AT_ONCE] if n > FEW else -np.inf)
         found = self._fill_wanted_domains(likely, offer, feasible) if likely.any() else []
         needed = bounds >= max(above, found[-1].score if len(found) == MOST_FITS else -np.inf)
@@ -274,57 +179,72 @@ class GangSearch:
 
         wanted: (feasible domains,) bool.
         """
-        chosen = feasible.nonzero()[0]
-        number = np.full(len(feasible) + 1, -1)  # the last one stands for no domain
-        number[chosen] = np.arange(len(chosen))
-        domain = number[offer.domain]
-        at = (domain >= 0).nonzero()[0]
-        domain, sub_domain = domain[at], _rank_sub_domains(self.topology, self.scores, offer.level, at)
+        scores, level = self.scores, offer.level
+        if scores.domains.ranges[level][0] >= 0 and feasible.all():
+            at, domain = np.arange(len(offer.domain)), offer.domain
+        else:
+            chosen = feasible.nonzero()[0]
+            number = np.full(len(feasible) + 1, -1)  # the last one stands for no domain
+            number[chosen] = np.arange(len(chosen))
+            domain = number[offer.domain]
+            at = (domain >= 0).nonzero()[0]
+            domain = domain[at]
+        sub_domain = _rank_sub_domains(self.topology, scores, level, at)
         if not wanted.all():
             mine = wanted[domain]
-            at, sub_domain, domain = at[mine], sub_domain[mine], (wanted.cumsum() - 1)[domain[mine]]
-        return self._fill_domains(offer.level, at, domain, sub_domain)
+            at, domain = at[mine], (wanted.cumsum() - 1)[domain[mine]]
+            sub_domain = None if sub_domain is None else sub_domain[mine]
+        return self._fill_domains(level, at, domain, sub_domain)
 
     def _fill_domains(
-        self, level: Level | None, at: NDArray[np.int64], domain: NDArray[np.int64], sub_domain: NDArray[np.int64]
+        self,
+        level: Level | None,
+        at: NDArray[np.int64],
+        domain: NDArray[np.integer[Any]],
+        sub_domain: NDArray[np.int64] | None,
     ) -> list[Fit]:
         """Fill each domain with a gang, and return the best three gangs.
 
         at, domain, sub_domain: (k,) each. at: candidates. domain: numbers from 0 to n - 1. sub_domain:
-        ranks of the candidates' sub-domains.
+        ranks of the candidates' sub-domains. None if they do not change the order.
         """
         scores, size = self.scores, self.size
         at, domain = self._sort_candidates(at, domain, sub_domain)
-        first = find_run_begins(domain).nonzero()[0]
-        take = _fill_in_order(scores.room[at], domain, first, size)
-        used = take > 0
-        parts = scores.score_gangs(at[used], take[used], domain[used], level, len(first))
-        tight = size * self.request.gpus_per_node / np.maximum(np.add.reduceat(scores.free[at], first), 1)
+        numbers = np.arange(int(domain[-1]) + 2)
+        begins = domain.searchsorted(numbers)
+        first = begins[:-1]
+        used, takes = _fill_in_order(scores.room.take(at), domain, first, size, scores.is_room_uniform)
+        chosen, gang = at.take(used), domain.take(used)
+        parts = scores.score_gangs(chosen, takes, gang, level, len(first))
+        tight = size * self.request.gpus_per_node / np.maximum(np.add.reduceat(scores.free.take(at), first), 1)
         parts["fit"] = 0.5 * parts["fit"] + 0.5 * np.minimum(tight, 1.0)
         total = scores.compute_total(parts)
-        ends = [*first[1:].tolist(), len(at)]
+        ends = gang.searchsorted(numbers)
         fits = []
         for best in _find_highest_scores(total, MOST_FITS):
-            whole = slice(first[best], ends[best])
-            mine = used[whole]
-            rows, takes = _replace_last_node(scores, at[whole], at[whole][mine], take[whole][mine])
-            fits.append(Fit(level, scores.rows[rows], takes, float(total[best]), scores.compute_points(parts, best)))
+            mine = slice(ends[best], ends[best + 1])
+            pool = at[begins[best] : begins[best + 1]]
+            rows, members = _replace_last_node(scores, pool, chosen[mine], takes[mine])
+            fits.append(
+                Fit(level, scores.rows.take(rows), members, float(total[best]), scores.compute_points(parts, best))
+            )
         return fits
 
     def _sort_candidates(
-        self, at: NDArray[np.int64], domain: NDArray[np.int64], sub_domain: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        self, at: NDArray[np.int64], domain: NDArray[np.integer[Any]], sub_domain: NDArray[np.int64] | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.integer[Any]]]:
         """Return (k,) the candidates in the order in which they are filled, and (k,) their domains.
 
         They are sorted by domain, coarse score, roomiest sub-domain, score and row.
         """
-        coarse = SCORE_BINS - (self.scores.compute_node_scores(self.size)[at] * SCORE_BINS).astype(np.int64)
+        score, whole = self.scores.compute_node_scores(self.size), len(at) == len(self.scores.rows)
+        coarse = SCORE_BINS - ((score if whole else score.take(at)) * SCORE_BINS).astype(np.int64)
         filled = domain * (SCORE_BINS + 1) + coarse
-        if (sub_domain[1:] > sub_domain[:-1]).all():
+        if sub_domain is None or (sub_domain[1:] > sub_domain[:-1]).all():
             order = sort_rows_by_keys(filled)  # the sort keeps the order of equals, so the other keys change nothing
         else:
             order = sort_rows_by_keys(self.rank[at], sub_domain, filled)
-        return at[order], domain[order]
+        return order if whole else at.take(order), domain.take(order)
 
 
 def _find_best_nodes(scores: NodeScores, at: NDArray[np.int64], size: int) -> list[Fit]:
@@ -340,24 +260,6 @@ def _find_best_nodes(scores: NodeScores, at: NDArray[np.int64], size: int) -> li
     ]
 
 
-def _bound_highest_sums(
-    logs: NDArray[np.float64], count: int, domain: NDArray[np.integer[Any]], feasible: NDArray[np.bool_]
-) -> NDArray[np.float64]:
-    """Return (feasible domains,) upper bounds of the sum of the highest `count` numbers of each domain.
-
-    domain: (c,) the domain of each number, -1 for none.
-
-    For any threshold t, that sum is at most `count * t` plus the amounts by which the domain's numbers
-    exceed t. The bound is exact if t is the smallest of the highest numbers. All domains share one t, so the
-    bound is tight if the domains are similar.
-    """
-    some = logs[:: 1 + len(logs) // SAMPLE]
-    above = max(0, len(some) - 1 - count * int(np.count_nonzero(feasible)) * len(some) // len(logs))
-    level = float(np.partition(some, above)[above])
-    excess = np.bincount(domain + 1, np.maximum(logs, level) - level, len(feasible) + 1)[1:]
-    return np.asarray(np.minimum(count * level + excess[feasible], 0.0))
-
-
 def _find_highest_scores(total: NDArray[np.float64], count: int) -> list[int]:
     """Return the indices of the highest scores, the first of equal scores first."""
     if len(total) > 4 * count:
@@ -371,8 +273,8 @@ def _find_highest_scores(total: NDArray[np.float64], count: int) -> list[int]:
 
 def _rank_sub_domains(
     topology: Topology, scores: NodeScores, level: Level | None, at: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return (k,) the rank of the sub-domain that each node is in.
+) -> NDArray[np.int64] | None:
+    """Return (k,) the rank of the sub-domain that each node is in. None if the ranks are the nodes' own order.
 
     The roomiest sub-domain has the first rank. A sub-domain is the node's domain of the next tighter
     known level. Nodes without one come last.
@@ -380,9 +282,11 @@ def _rank_sub_domains(
     tighter = LEVELS[1 : LEVELS.index(level)]
     for sub in reversed(tighter):
         assert sub is not None
+        if scores.is_room_uniform and sub in scores.domains.single_node_levels:
+            return None
         inner = topology.domain[sub][scores.rows[at]].astype(np.int64)
         if (inner >= 0).any():
-            members = _sum_per_domain(inner, scores.room[at], len(topology.domain_names[sub]))
+            members = sum_per_domain(inner, scores.room[at], len(topology.domain_names[sub]))
             if inner.min() >= 0 and (members[inner] == members[inner[0]]).all():
                 return inner
             rank = np.full(len(members) + 1, len(members))
@@ -392,17 +296,25 @@ def _rank_sub_domains(
 
 
 def _fill_in_order(
-    room: NDArray[np.int64], domain: NDArray[np.int64], first: NDArray[np.int64], size: int
-) -> NDArray[np.int64]:
-    """Return (k,) members taken from each node, in order, until every domain has `size`.
+    room: NDArray[np.int64], domain: NDArray[np.integer[Any]], first: NDArray[np.int64], size: int, uniform: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return (u,) the nodes that are used if nodes are filled in order until each domain has `size` members.
 
-    first: the index at which each domain begins.
+    The nodes are indices into k. The second array is (u,) the members on each of them. first: the index at which
+    each domain begins. uniform: whether all nodes have the same room.
     """
+    if uniform:  # then each domain uses equally many nodes
+        each = int(room[0])
+        span = -(-size // each)
+        takes = np.full((len(first), span), each)
+        takes[:, -1] = size - each * (span - 1)
+        return (first[:, None] + np.arange(span)).ravel(), takes.ravel()
     capped = np.minimum(room, size)
     before = capped.cumsum() - capped
-    left = size + before[first][domain] - before
-    takes: NDArray[np.int64] = np.minimum(np.maximum(left, 0), capped)
-    return takes
+    left = (before.take(first) + size).take(domain) - before
+    take = np.minimum(np.maximum(left, 0), capped)
+    used = take.nonzero()[0]
+    return used, take.take(used)
 
 
 def _replace_last_node(

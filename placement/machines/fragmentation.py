@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 
 from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.machines.domains import sum_room_by_domain
 from fleetcast.placement.machines.filters import screen
-from fleetcast.placement.machines.fit import sum_room_by_domain
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.potential import count_fragmented_milli, count_stranded_milli
 from fleetcast.placement.machines.scorers import LEVELS

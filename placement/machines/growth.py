@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import Gang, PlacementRequest
 from fleetcast.fleet.topology import Topology
-from fleetcast.placement.machines.fit import compute_largest_size, get_widest_level, sum_room_by_domain
+from fleetcast.placement.machines.domains import sum_room_by_domain
+from fleetcast.placement.machines.fit import compute_largest_size, get_widest_level
 from fleetcast.placement.machines.scorers import NodeScores
 from fleetcast.placement.machines.view import Advice
 

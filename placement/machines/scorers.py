@@ -14,12 +14,14 @@ packing  how near the members are to each other: the level of the domain and the
 quiet    only for heavy host I/O: the node's other GPUs are idle (they share PCIe and disks)
 """
 
+from collections.abc import Mapping
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.fleet.requests import MAX_GPUS_PER_NODE, PlacementRequest
 from fleetcast.fleet.shared_domains import compute_carried_heat, compute_shared_hazard, interpolate_hazard
 from fleetcast.fleet.topology import Level
 from fleetcast.placement.columns import compute_median, find_run_begins, is_ascending, sort_rows_by_keys
@@ -32,6 +34,7 @@ from fleetcast.placement.machines.view import ClusterView
 WEIGHTS = {"risk": 3.0, "slow": 2.0, "fit": 2.0, "packing": 2.0, "quiet": 2.0}
 GANG_PARTS = ("risk", "slow", "fit", "packing")  # of every request
 GANG_WEIGHTS = {name: WEIGHTS[name] for name in GANG_PARTS}
+GANG_WEIGHT = sum(GANG_WEIGHTS.values())
 PLUGIN_WEIGHT = 1.0
 
 ALL = slice(None)
@@ -40,6 +43,7 @@ Chances = tuple[NDArray[np.float64], ...]  # an inner function that wrote it out
 
 LEVELS: tuple[Level | None, ...] = (*Level, None)  # None: anywhere, nodes without topology included
 LEVEL_SCORE = {level: 1 - index / (len(LEVELS) - 1) for index, level in enumerate(LEVELS)}
+Part = float | NDArray[np.float64]
 MOST_IN_TABLE = 64  # free GPUs of a node
 HIGHEST_RISK = 1 - 1e-9
 SHORTEST_S, LONGEST_S = 600.0, 86_400.0
@@ -77,6 +81,11 @@ def compute_node_fit(
     return _compute_fit_score(compute_fragments(most), free, left, gpus)
 
 
+def find_node_fit(free: int, taken: int, gpus: int) -> float:
+    """Return the score of `compute_node_fit` for one node with at most `MOST_IN_TABLE` free GPUs."""
+    return _make_fit_table(free, gpus).item(free * (free + 1) + free - taken)
+
+
 def _compute_fit_score(
     broken: NDArray[np.float64], free: NDArray[np.int64], left: NDArray[np.int64], gpus: NDArray[np.int64] | int
 ) -> NDArray[np.float64]:
@@ -111,10 +120,12 @@ def estimate_run_s(request: PlacementRequest, view: ClusterView) -> float:
     This is the usual run time, but at most the job's limit and at most a day. If the run time is unknown,
     the risk horizon is used.
     """
+    if view.risk is None:
+        return float(view.risk_horizon_s)
     gpus = request.members.desired * request.gpus_per_node
     usual = view.usual_run_s.get(gpus, view.usual_run_s.get(0, np.inf))
     expected = min(usual, np.inf if request.limit_s is None else request.limit_s)
-    if view.risk is None or not np.isfinite(expected):
+    if not np.isfinite(expected):
         return float(view.risk_horizon_s)
     return float(np.clip(expected, SHORTEST_S, LONGEST_S))
 
@@ -153,61 +164,34 @@ def compute_chances(view: ClusterView, options: Options, duration_s: float) -> C
     return found
 
 
-def find_domain_range(view: ClusterView, level: str, numbers: NDArray[np.int32]) -> tuple[int, int]:
-    """Return the lowest and the highest domain number of the nodes. The lowest is -1 if any is unknown.
-
-    numbers: (n,) the domain of each node at this level.
-    """
-    found: tuple[int, int] = view.memo.get_or_compute(
-        ("domains", level), (numbers,), lambda: (int(numbers.min(initial=0)), int(numbers.max(initial=-1)))
-    )
-    return found
-
-
-def _find_common_gpus(view: ClusterView) -> int | None:
-    """Return the GPUs of each node if all nodes have as many, otherwise None."""
-    gpus = view.topology.gpus
-
-    def compute() -> int | None:
-        return int(gpus[0]) if len(gpus) and (gpus == gpus[0]).all() else None
-
-    found: int | None = view.memo.get_or_compute("common gpus", (gpus,), compute)
-    return found
-
-
-def _count_largest_domains(view: ClusterView) -> dict[Level | None, int]:
-    """Return level → the nodes of its largest domain. Level None stands for all nodes."""
-
-    def compute() -> dict[Level | None, int]:
-        known = {level: np.bincount(domain + 1)[1:] for level, domain in view.topology.domain.items()}
-        return {level: int(count.max(initial=0)) for level, count in known.items()} | {None: len(view), Level.NODE: 1}
-
-    found: dict[Level | None, int] = view.memo.get_or_compute("largest domains", (view.topology,), compute)
-    return found
-
-
 class NodeScores:
     """The scores of the candidates of one request, as arrays over c candidate rows.
 
-    room: members that each candidate can host. most_room: the largest of these, at least 1. gpus: (c,) the
+    room: members that each candidate can host. most_room: the largest of these, at least 1.
+    is_room_uniform: whether all candidates can host as many. gpus: (c,) the
     GPUs of each candidate, or one number if all nodes of the fleet have as many. survives,
     keeps_pace: log probabilities of not failing and of not slowing down. extra: name → scores of
-    further scorers.
+    further scorers. has_score_bounds: whether the score of a gang can be bounded. It cannot if a scorer of the
+    operator replaces a built-in part. is_gang_score_independent: whether it can be bounded, and depends only on the
+    gang's own nodes.
     """
 
     def __init__(self, request: PlacementRequest, view: ClusterView, options: Options, screened: Screen) -> None:
         rows = screened.passes.nonzero()[0]
         self.request = request
+        self.domains = view.domains
         self.rows = rows
-        self.room = screened.room[rows]
+        self.room = screened.room.take(rows)
         self.most_room = int(self.room.max(initial=1))
-        self.free = screened.free_gpus[rows]
+        self.is_room_uniform = bool((self.room == self.most_room).all())
+        self.free = screened.free_gpus.take(rows)
+        self._least_free, self._most_free = int(self.free.min(initial=MAX_GPUS_PER_NODE)), int(self.free.max(initial=0))
         self.growth = PotentialGrowth(request, view, options.demand, rows) if options.demand is not None else None
-        common = _find_common_gpus(view)
+        common = self.domains.common_gpus
         self.gpus = view.topology.gpus[rows].astype(np.int64) if common is None else common
         self.horizon_s = estimate_run_s(request, view)
         self.survives, self.keeps_pace = (
-            chances[rows] for chances in compute_log_chances(view, options, self.horizon_s)
+            chances.take(rows) for chances in compute_log_chances(view, options, self.horizon_s)
         )
         self.extra = {
             name: np.clip(np.nan_to_num(scorer(request, view, options)[rows], nan=0.5), 0, 1)
@@ -216,11 +200,16 @@ class NodeScores:
         if request.host_offload:
             held = np.count_nonzero(view.holders[rows] >= 0, axis=1)
             self.extra["quiet"] = 1 - held / np.maximum(self.gpus, 1)
-        self.weights = GANG_WEIGHTS | {name: WEIGHTS.get(name, PLUGIN_WEIGHT) for name in self.extra}
+        more = {name: WEIGHTS.get(name, PLUGIN_WEIGHT) for name in self.extra}
+        self.weights = GANG_WEIGHTS | more if more else GANG_WEIGHTS
         self.total_weight = sum(self.weights.values())
+        self.has_score_bounds = self.extra.keys().isdisjoint(GANG_PARTS)
+        least, most = max(self._least_free, 1), max(self._most_free, 1)
+        alike = least.bit_length() == most.bit_length()  # `compute_fragments` has the same shapes for both
+        self.is_gang_score_independent = self.has_score_bounds and self.growth is None and bool(len(rows)) and alike
         self._view, self._options = view, options
         self._of_nodes: dict[int, NDArray[np.float64]] = {}
-        self._parts: dict[int, dict[str, NDArray[np.float64]]] = {}
+        self._parts: dict[int, dict[str, Part]] = {}
 
     @cached_property
     def advice(self) -> NDArray[np.int8]:
@@ -228,64 +217,38 @@ class NodeScores:
         return self._view.advice[self.rows]
 
     @cached_property
-    def has_score_bounds(self) -> bool:
-        """Return whether the score of a gang can be bounded.
-
-        It cannot if a scorer of the operator replaces a built-in part.
-        """
-        return self.extra.keys().isdisjoint(GANG_PARTS)
-
-    @cached_property
-    def is_gang_score_independent(self) -> bool:
-        """Return whether a gang's score can be bounded and depends only on the gang's own nodes."""
-        if not self.has_score_bounds or self.growth is not None or not len(self.free):
-            return False
-        least, most = int(self.free.min()), int(self.free.max())
-        return (
-            max(least, 1).bit_length() == max(most, 1).bit_length()
-        )  # `compute_fragments` has the same shapes for both
-
-    @cached_property
     def free_part_counts(self) -> NDArray[np.int64]:
         """(c,) parts of the requested size that still fit on partly taken GPUs of each candidate."""
         return count_free_parts(self._view, self.request.milli)[self.rows]
 
-    @cached_property
-    def domain_by_level(self) -> dict[str, tuple[NDArray[np.int32], int, int]]:
-        """Level → (c,) the domain number of each candidate, and the lowest and highest number of all nodes.
-
-        Levels without any known domain are left out.
-        """
-        domain, found = self._view.topology.domain, {}
-        levels = {"rack": domain[Level.RACK], "power": self._view.inventory.power, "rail": domain[Level.RAIL_GROUP]}
-        for level, numbers in levels.items():
-            lowest, highest = find_domain_range(self._view, level, numbers)
-            if highest >= 0:
-                found[level] = numbers[self.rows], lowest, highest
-        return found
-
-    def compute_node_parts(self, size: int) -> dict[str, NDArray[np.float64]]:
+    def compute_node_parts(self, size: int) -> dict[str, Part]:
         """Return the parts of each candidate's score if it hosts its share of `size` members.
 
-        The result is name → (c,), higher is better.
+        The result is name → (c,), higher is better. It is one number if it is the same for all candidates.
         """
         if size not in self._parts:
             self._parts[size] = self._compute_uncached_parts(size)
         return self._parts[size]
 
-    def _compute_uncached_parts(self, size: int) -> dict[str, NDArray[np.float64]]:
-        span, members = self.count_fewest_nodes(size), np.minimum(self.room, size)
+    def _compute_uncached_parts(self, size: int) -> dict[str, Part]:
+        span = self.count_fewest_nodes(size)
         if span == 1:
-            risk, slow = (chances[self.rows] for chances in compute_chances(self._view, self._options, self.horizon_s))
+            chances = compute_chances(self._view, self._options, self.horizon_s)
+            risk, slow = (chance.take(self.rows) for chance in chances)
         else:
             risk, slow = np.exp(span * self.survives), np.exp(span * self.keeps_pace)
-        return {
-            "risk": risk,
-            "slow": slow,
-            "fit": self.score_fit(ALL, members),
-            "packing": members / size,
-            **self.extra,
-        }
+        fit, packing = self._score_filled_nodes(size)
+        return {"risk": risk, "slow": slow, "fit": fit, "packing": packing, **self.extra}
+
+    def _score_filled_nodes(self, size: int) -> tuple[Part, Part]:
+        """Return the fit and the packing of candidates that are filled with members of a gang of this size."""
+        free = self._most_free
+        uniform = self.is_room_uniform and self._least_free == free <= MOST_IN_TABLE and isinstance(self.gpus, int)
+        if uniform and size > self.most_room and self.growth is None and self.request.milli == WHOLE:
+            taken = self.most_room * self.request.gpus_per_node
+            return find_node_fit(free, taken, int(self.gpus)), self.most_room / size
+        members = np.minimum(self.room, size)
+        return self.score_fit(ALL, members), members / size
 
     def score_fit(self, at: Candidates, members: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return (k,) fit scores in [0, 1] for placing `members` on the candidates `at`.
@@ -312,69 +275,114 @@ class NodeScores:
 
     def bound_room(self, level: Level | None) -> int:
         """Return an upper bound of the members that any domain of this level hosts, by its number of nodes."""
-        return self.most_room * _count_largest_domains(self._view)[level]
+        return self.most_room * self.domains.most_nodes[level]
 
     def count_fewest_nodes(self, size: int) -> int:
         """Return how many nodes `size` members need if each has as much room as the roomiest candidate."""
         return -(-size // self.most_room)
 
     def score_gangs(
-        self, at: NDArray[np.int64], take: NDArray[np.int64], domain: NDArray[np.int64], level: Level | None, n: int
+        self,
+        at: NDArray[np.int64],
+        take: NDArray[np.int64],
+        domain: NDArray[np.integer[Any]],
+        level: Level | None,
+        n: int,
     ) -> dict[str, NDArray[np.float64]]:
         """Return the parts of the scores of gangs, one gang in each domain: name → (n,), unweighted.
 
-        at: (k,) candidates. take: (k,) members on them. domain: (k,) domains from 0 to n - 1.
+        at: (k,) candidates. take: (k,) members on them. domain: (k,) domains of this level, 0 to n - 1, ascending.
         """
         size = max(1, int(take.sum()) // max(1, n))
-        used = np.bincount(domain, minlength=n)
-        span, node = self.count_fewest_nodes(size), self.score_fit(at, take)
+        fit, used = self._score_taken_fit(at, take, size), np.bincount(domain, minlength=n)
+        shared, span = self.compute_shared_risk(at, domain, used, level), self.count_fewest_nodes(size)
         return {
-            "risk": np.exp(np.bincount(domain, self.survives[at], n) - self.compute_shared_risk(at, domain, n)),
-            "slow": np.exp(np.bincount(domain, self.keeps_pace[at], n)),
-            "fit": np.bincount(domain, node * take, n) / size,
+            "risk": np.exp(np.bincount(domain, self.survives.take(at), n) - shared),
+            "slow": np.exp(np.bincount(domain, self.keeps_pace.take(at), n)),
+            "fit": np.bincount(domain, fit * take, n) / size,
             "packing": 0.5 * LEVEL_SCORE[level] + 0.5 * span / np.maximum(used, 1),
             **{name: np.bincount(domain, part[at] * take, n) / size for name, part in self.extra.items()},
         }
 
-    @cached_property
-    def excess(self) -> NDArray[np.float64]:
-        """(c,) the amount by which the hazard of each candidate exceeds the median, 0 if it is below."""
-        return np.maximum(compute_median(self.survives) - self.survives, 0.0)
+    def _score_taken_fit(self, at: NDArray[np.int64], take: NDArray[np.int64], size: int) -> Part:
+        """Return (k,) fit scores of the nodes of gangs of this size.
 
-    def compute_shared_risk(self, at: NDArray[np.int64], domain: NDArray[np.int64], n: int) -> NDArray[np.float64]:
+        If each node is filled, these are the scores that the nodes already have as candidates.
+        """
+        filled = self.is_room_uniform and (size <= self.most_room or size % self.most_room == 0)
+        if not filled or not self.is_gang_score_independent:
+            return self.score_fit(at, take)
+        fit = self.compute_node_parts(size)["fit"]
+        return fit if isinstance(fit, float) else fit.take(at)
+
+    @cached_property
+    def _usual_survival(self) -> float:
+        """The median log probability that a candidate does not fail."""
+        return compute_median(self.survives)
+
+    def compute_shared_risk(
+        self, at: NDArray[np.int64], domain: NDArray[np.integer[Any]], used: NDArray[np.int64], level: Level | None
+    ) -> NDArray[np.float64]:
         """Return (n,) the additional hazard of gangs with several members in one rack, power domain or rail.
 
-        at: (k,) candidates. domain: (k,) domains from 0 to n - 1, one gang in each.
+        at: (k,) candidates. domain: (k,) domains of this level, 0 to n - 1, ascending, one gang in each. used:
+        (n,) the number of candidates in each domain.
         """
-        found, excess = np.zeros(n), self.excess[at]
-        for level, (numbers, lowest, highest) in self.domain_by_level.items():
-            own, gang, hazard = numbers[at], domain, excess
-            if lowest < 0:
-                known = own >= 0
-                own, gang, hazard = own[known], domain[known], excess[known]
-            keys = gang * (highest + 1) + own
-            if not is_ascending(keys):
-                order = sort_rows_by_keys(keys)
-                keys, gang, hazard = keys[order], gang[order], hazard[order]
-            first = find_run_begins(keys).nonzero()[0]
-            if not len(first):
+        found = np.zeros(len(used))
+        excess = np.maximum(self._usual_survival - self.survives.take(at), 0.0)  # above the usual hazard
+        worst: NDArray[np.float64] | None = None
+        for name, shared in self.domains.shared_levels.items():
+            if not self.domains.is_within(level, shared):
+                found += self._compute_hazard_by_parts(name, shared, at, domain, excess, len(used))
                 continue
-            more = np.concatenate((first[1:], [len(keys)])) - first > 1
-            worst = np.maximum.reduceat(hazard, first)[more]
-            found += np.bincount(gang[first[more]], compute_shared_hazard(level, worst, self.horizon_s), n)
+            if worst is None:  # each gang lies in one domain, so that its worst member is the worst of the domain
+                worst, several = np.maximum.reduceat(excess, used.cumsum() - used), used > 1
+            found += compute_shared_hazard(name, worst, self.horizon_s) * several
         return found
 
-    def compute_total(self, parts: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Return (n,) the weighted mean of the parts."""
+    def _compute_hazard_by_parts(
+        self,
+        name: str,
+        shared: str,
+        at: NDArray[np.int64],
+        domain: NDArray[np.integer[Any]],
+        excess: NDArray[np.float64],
+        n: int,
+    ) -> NDArray[np.float64]:
+        """Return (n,) the additional hazard at a shared level of which a gang may use several domains.
+
+        at, domain, excess: (k,) each.
+        """
+        lowest, highest = self.domains.ranges[shared]
+        own, gang, hazard = self.domains.numbers[shared].take(self.rows.take(at)), domain, excess
+        if lowest < 0:
+            known = own >= 0
+            own, gang, hazard = own[known], domain[known], excess[known]
+        keys = gang * (highest + 1) + own
+        if not is_ascending(keys):
+            order = sort_rows_by_keys(keys)
+            keys, gang, hazard = keys[order], gang[order], hazard[order]
+        first = find_run_begins(keys).nonzero()[0]
+        if not len(first):
+            return np.zeros(n)
+        more = np.concatenate((first[1:], [len(keys)])) - first > 1
+        worst = np.maximum.reduceat(hazard, first)[more]
+        return np.asarray(np.bincount(gang[first[more]], compute_shared_hazard(name, worst, self.horizon_s), n))
+
+    def compute_total(self, parts: Mapping[str, Part]) -> NDArray[np.float64]:
+        """Return (n,) the weighted mean of the parts, of which at least the first differs between the n."""
         first, *others = parts.items()
-        score = self.weights[first[0]] * first[1]
+        score = np.asarray(self.weights[first[0]] * first[1])
         for name, part in others:
             score += self.weights[name] * part
         score /= self.total_weight
         return score
 
-    def compute_points(self, parts: dict[str, NDArray[np.float64]], domain: int) -> dict[str, float]:
+    def compute_points(self, parts: Mapping[str, Part], domain: int) -> dict[str, float]:
         """Return the contribution of each part to the score of one domain. They sum to the score."""
         return {
-            name: round(self.weights[name] * part.item(domain) / self.total_weight, 4) for name, part in parts.items()
+            name: round(
+                self.weights[name] * (part if isinstance(part, float) else part.item(domain)) / self.total_weight, 4
+            )
+            for name, part in parts.items()
         }

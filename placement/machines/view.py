@@ -3,14 +3,17 @@
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.nodes import NodeState
-from fleetcast.fleet.topology import Topology
+from fleetcast.fleet.topology import DOMAIN_LEVELS, Level, Topology
 from fleetcast.placement.machines.slots import NO_PARTS, WHOLE, HeldParts, Milli, count_true_per_row
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,85 @@ def _mask_unknown(values: list[float] | list[int]) -> NDArray[np.float64]:
     """Return the values as a column in which zero becomes NaN. Zero and NaN both mean unknown."""
     column = np.array(values, np.float64)
     return np.where(column > 0, column, np.nan)
+
+
+POWER = "power"  # a node's power domain, which is no level of the topology
+SHARED_LEVELS = {"rack": Level.RACK, "power": POWER, "rail": Level.RAIL_GROUP}  # shared hazard → level
+
+
+class FleetDomains:
+    """Facts that follow from the topology and the power domains of the n nodes.
+
+    numbers: level → (n,) the domain of each node, -1 if unknown. Level None has one domain, with all nodes.
+    ranges: level → the lowest and the highest of these numbers. The lowest is -1 if any is unknown.
+    """
+
+    def __init__(self, topology: Topology, inventory: Inventory) -> None:
+        size = len(topology)
+        self._gpus = topology.gpus
+        numbers: dict[str | None, Ints] = {level: topology.domain[level].astype(np.int64) for level in DOMAIN_LEVELS}
+        numbers |= {POWER: inventory.power.astype(np.int64), None: np.zeros(size, np.int64)}
+        self.numbers: Mapping[str | None, Ints] = numbers
+        self.ranges = {
+            level: (int(numbers.min(initial=0)), int(numbers.max(initial=-1)))
+            for level, numbers in self.numbers.items()
+        }
+        self._within: dict[tuple[str | None, str], bool] = {}
+
+    @cached_property
+    def fewest_gpus(self) -> int:
+        """The GPUs of the smallest node, free or not. It is 0 without nodes."""
+        return int(self._gpus.min()) if len(self._gpus) else 0
+
+    @cached_property
+    def common_gpus(self) -> int | None:
+        """The GPUs of each node if all nodes have as many, otherwise None."""
+        return self.fewest_gpus if len(self._gpus) and (self._gpus == self.fewest_gpus).all() else None
+
+    @cached_property
+    def most_nodes(self) -> dict[Level | None, int]:
+        """Level → the nodes of its largest domain."""
+        known = {level: np.bincount(self.numbers[level] + 1)[1:] for level in DOMAIN_LEVELS}
+        found: dict[Level | None, int] = {level: int(count.max(initial=0)) for level, count in known.items()}
+        return found | {None: len(self._gpus), Level.NODE: 1}
+
+    @cached_property
+    def shared_levels(self) -> dict[str, str]:
+        """Shared hazard → level, for the levels of which any domain is known."""
+        return {name: level for name, level in SHARED_LEVELS.items() if self.ranges[level][1] >= 0}
+
+    @cached_property
+    def place(self) -> Ints:
+        """(n,) the place of each node in an order in which neighbours are near each other in the topology."""
+        order = np.lexsort([np.arange(len(self._gpus)), *(self.numbers[level] for level in DOMAIN_LEVELS)])
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        return place
+
+    @cached_property
+    def single_node_levels(self) -> frozenset[str]:
+        """The levels at which each node has a domain of its own, numbered in the order of the nodes."""
+        return frozenset(
+            level
+            for level in DOMAIN_LEVELS
+            if self.ranges[level][0] >= 0 and (self.numbers[level][1:] > self.numbers[level][:-1]).all()
+        )
+
+    def is_within(self, level: Level | None, other: str) -> bool:
+        """Return whether each domain of a level lies in one known domain of another level.
+
+        level: a level above the node.
+        """
+        if (level, other) not in self._within:
+            self._within[level, other] = self._lies_within(level, other)
+        return self._within[level, other]
+
+    def _lies_within(self, level: Level | None, other: str) -> bool:
+        known = self.numbers[level] >= 0
+        inner, outer = self.numbers[level][known], self.numbers[other][known]
+        parent = np.full(int(inner.max(initial=-1)) + 1, -1)
+        parent[inner] = outer
+        return bool((outer >= 0).all() and (parent[inner] == outer).all())
 
 
 NOT_GIVEN = cast(Inventory, None)
@@ -182,6 +264,13 @@ class ClusterView:
 
     def __len__(self) -> int:
         return len(self.topology)
+
+    @property
+    def domains(self) -> FleetDomains:
+        """The facts of the topology, which are computed once for each topology."""
+        parts = (self.topology, self.inventory)
+        found: FleetDomains = self.memo.get_or_compute("domains", parts, lambda: FleetDomains(*parts))
+        return found
 
     @property
     def in_service(self) -> NDArray[np.bool_]:

@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.fleet.topology import Level
+from fleetcast.placement.machines.domains import sum_room_by_domain
 from fleetcast.placement.machines.filters import Screen
-from fleetcast.placement.machines.fit import Fit, sum_room_by_domain
+from fleetcast.placement.machines.fit import Fit
 from fleetcast.placement.machines.growth import GangSize
 from fleetcast.placement.machines.options import Options, compute_worst_risk, find_highest_risk
 from fleetcast.placement.machines.slots import WHOLE

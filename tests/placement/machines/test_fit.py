@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.requests import PlacementRequest, TopologyConstraint
 from fleetcast.placement.engine import decide
+from fleetcast.placement.machines.domains import sum_room_by_domain
 from fleetcast.placement.machines.filters import screen
-from fleetcast.placement.machines.fit import Fit, GangSearch, find_best_fits, list_allowed_levels, sum_room_by_domain
+from fleetcast.placement.machines.fit import Fit, GangSearch, find_best_fits, list_allowed_levels
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.scorers import NodeScores
 from fleetcast.placement.machines.view import ClusterView, ViewMemo
@@ -62,7 +63,9 @@ def test_no_level_that_could_win_is_skipped(
         offer = sum_room_by_domain(level, view.topology, scores.rows, scores.room)
         if offer.most_members >= gang:
             fits = search.find_level_fits(offer)
-            assert not scores.has_score_bounds or all(fit.score <= search.bound_level_score(offer) for fit in fits)
+            assert not scores.has_score_bounds or all(
+                fit.score <= search.bounds.bound_level_score(offer) for fit in fits
+            )
             every += fits
     every.sort(key=lambda fit: -fit.score)
     best = {fit.rows[np.argsort(fit.rows)].tobytes(): fit for fit in reversed(every)}  # the first of equals stays
@@ -93,7 +96,7 @@ def test_domains_whose_bound_is_low_need_not_be_filled(
             every = search._fill_wanted_domains(np.ones(np.count_nonzero(feasible), bool), offer, feasible)
             some = search.find_level_fits(offer)
             if scores.is_gang_score_independent:
-                bounds = search.bound_domain_scores(offer, feasible)
+                bounds = search.bounds.bound_domain_scores(offer, feasible)
                 for alone, bound in zip(np.eye(np.count_nonzero(feasible), dtype=bool), bounds, strict=True):
                     (fit,) = search._fill_wanted_domains(alone, offer, feasible)
                     assert fit.score <= bound

@@ -42,9 +42,11 @@ def test_members_of_one_power_domain_are_worth_less_than_of_two(make_view) -> No
     view = make_view({"r1": [8], "r2": [8], "r3": [8], "r4": [8]}, p_fail=p)
     scores = scores_of(powered(view, "a", "a", "b", ""))
     at, domain = np.array([0, 1, 2, 3]), np.array([0, 0, 1, 1])
-    shared = scores.compute_shared_risk(at, domain, 2) - scores_of(view).compute_shared_risk(at, domain, 2)
-    assert shared[0] > 0.01
-    assert shared[1] == 0
+    powered_risk, plain_risk = (
+        found.compute_shared_risk(at, domain, np.array([2, 2]), None) for found in (scores, scores_of(view))
+    )
+    assert powered_risk[0] - plain_risk[0] > 0.01
+    assert powered_risk[1] == plain_risk[1]
 
 
 def over_time(view, p, heat=60.0):
