@@ -2,12 +2,15 @@
 
 A gang grows by whole steps while the run time that it saves is worth more than the pause in which its size changes.
 Its speed at n members is n ** exponent. It grows only within its required domain, on nodes of the GPU models and pools
-that it uses already and without advice against them. It never takes GPUs on which a waiting request would fit.
+that it uses already and without advice against them. It never takes GPUs on which a waiting request would fit: it takes
+the next best nodes instead.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import cast
 
 import numpy as np
@@ -27,9 +30,11 @@ from fleetcast.placement.queues.asks import make_fit_key
 
 DWELL_MS = 600_000  # from a change of a gang's size until it may grow, if the queues' policy does not say
 SPEED_EXPONENT = 0.9  # until the speed of a gang was observed at several sizes
+MOST_LEFT_OUT = 8  # places of one growth, each of which would let a waiting request fit
 PRIOR_SIZES = 1.0  # the weight of this exponent, in further observed sizes
 
 Floats = NDArray[np.float64]
+Place = tuple[int, Ints]  # of a member: the row of its node, and its GPUs there
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +251,7 @@ class _GrowthState:
     """The free GPUs while gangs grow one after another.
 
     before: the view without any growth. blockers: waiting requests that fit there. taken: (n, g) bool, GPUs of
-    the growths so far.
+    the growths so far. wanted_nodes: GPUs of a member → the nodes on which a waiting request would fit on so many.
     """
 
     before: ClusterView
@@ -256,18 +261,13 @@ class _GrowthState:
     may_hold: MayHold
     taken: Mask
     growths: dict[str, GangGrowth] = field(default_factory=dict)
+    wanted_nodes: dict[int, Mask] = field(default_factory=dict)
 
     def add_members(self, gang: _GrowingGang, size: int) -> bool:
         """Grow a gang to `size`. Returns False if there is no room, or if the queue or a waiting request forbids it."""
         number = size - gang.size
         places = self._choose_places(gang, number)
         if places is None:
-            return False
-        rows = np.repeat([row for row, _ in places], gang.each)
-        gpu = rows * self.view.milli.shape[1] + np.concatenate([gpus for _, gpus in places])
-        taken = self.taken.copy()
-        taken.ravel()[gpu] = True
-        if fits_on_gpus(self.blockers, self.before, taken, self.options):
             return False
         names = self.view.topology.names
         ranks = [
@@ -285,13 +285,59 @@ class _GrowthState:
         growths = {**self.growths, gang.name: grown}
         if not self.may_hold(tuple(growths.values())):
             return False
-        gang.size, self.taken, self.growths = size, taken, growths
+        rows = np.repeat([row for row, _ in places], gang.each)
+        gpu = rows * self.view.milli.shape[1] + np.concatenate([gpus for _, gpus in places])
+        gang.size, self.taken, self.growths = size, self._add_to_taken(places), growths
         self.view = assign_gpus(self.view, gang.name, gpu, gang.cpus / gang.each, gang.memory_gib / gang.each)
         return True
 
-    def _choose_places(self, gang: _GrowingGang, number: int) -> list[tuple[int, Ints]] | None:
-        """Return the node and the GPUs of each new member, on the fullest nodes. Returns None without room."""
-        room = np.where(gang.nodes, self.view.free_gpus // gang.each, 0)
+    def _choose_places(self, gang: _GrowingGang, number: int) -> list[Place] | None:
+        """Return the node and the GPUs of each new member, on the fullest nodes that no waiting request needs.
+
+        Returns None without room. Some places may let a request fit only together. Then the last of them is left out.
+        """
+        places = list(islice(self._list_places(gang, gang.nodes), number))
+        if len(places) < number or not self._is_wanted(places):
+            return places if len(places) == number else None
+        found: list[Place] = []
+        left = self._list_places(gang, gang.nodes & ~self._mask_wanted_nodes(gang.each))
+        for _ in range(MOST_LEFT_OUT):
+            more = list(islice(left, number - len(found)))
+            if len(found) + len(more) < number:
+                return None
+            tries = [[*found, *more[: count + 1]] for count in range(len(more))]
+            unwanted = bisect_left(tries, True, key=self._is_wanted)
+            if unwanted == len(more):
+                return tries[-1]
+            found += more[:unwanted]
+            left = chain(more[unwanted + 1 :], left)
+        return None
+
+    def _add_to_taken(self, places: Sequence[Place]) -> Mask:
+        """Return (n, g) bool, the GPUs of the growths so far and of these places."""
+        taken = self.taken.copy()
+        for row, gpus in places:
+            taken[row, gpus] = True
+        return taken
+
+    def _is_wanted(self, places: Sequence[Place]) -> bool:
+        """Return whether a waiting request would fit on these places and the growths so far."""
+        return fits_on_gpus(self.blockers, self.before, self._add_to_taken(places), self.options)
+
+    def _mask_wanted_nodes(self, each: int) -> Mask:
+        """Return (n,) whether a waiting request would fit on `each` GPUs of a node alone."""
+        if each not in self.wanted_nodes:
+            first = self.before.free & (np.cumsum(self.before.free, axis=1) <= each)
+            alone = replace(self.before, milli=np.where(first, self.before.milli, np.int16(0)))
+            found = np.zeros(len(self.before), bool)
+            for request in self.blockers:
+                found |= screen(request, alone, self.options).room >= request.members.min
+            self.wanted_nodes[each] = found
+        return self.wanted_nodes[each]
+
+    def _list_places(self, gang: _GrowingGang, nodes: Mask) -> Iterator[Place]:
+        """Yield the node and the GPUs of each member that fits on `nodes`, the fullest nodes first."""
+        room = np.where(nodes, self.view.free_gpus // gang.each, 0)
         for free, each in (
             (self.view.free_cpus, gang.cpus),
             (self.view.free_host_memory_gib, gang.memory_gib),
@@ -299,12 +345,7 @@ class _GrowthState:
             if each > 0:
                 room = np.minimum(room, np.maximum(np.nan_to_num(free, nan=0.0) // each, 0)).astype(np.int64)
         rows = np.flatnonzero(room)
-        rows = rows[np.argsort(self.view.free_gpus[rows], kind="stable")]
-        found: list[tuple[int, Ints]] = []
-        for row in rows.tolist():
+        for row in rows[np.argsort(self.view.free_gpus[rows], kind="stable")].tolist():
             idle = np.flatnonzero(self.view.free[row])
-            for at in range(min(int(room[row]), number - len(found))):
-                found.append((row, idle[at * gang.each : (at + 1) * gang.each]))
-            if len(found) == number:
-                return found
-        return None
+            for at in range(int(room[row])):
+                yield row, idle[at * gang.each : (at + 1) * gang.each]

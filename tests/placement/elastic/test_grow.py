@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,6 +14,8 @@ from fleetcast.placement.elastic.grow import (
     DWELL_MS,
     SPEED_EXPONENT,
     GangGrowth,
+    find_fitting,
+    fits_on_gpus,
     learn_speed_exponent,
     propose_growth,
 )
@@ -113,6 +116,70 @@ def test_the_queue_may_forbid_growth() -> None:
     view = make_view(np.array([[0] * G, [FREE] * G]))
     jobs = make_gangs(view, G, [1], [2])
     assert propose_growth(view, jobs, np.array([9_000.0]), (), OPTIONS, lambda growths: growths[0].gpus < G) == ()
+
+
+def test_a_gang_grows_on_the_next_nodes_if_a_request_waits_for_the_fullest() -> None:
+    view = make_view(np.array([[0] * 4 + [1] * 4, [1] * 4 + [FREE] * 4, [FREE] * G, [FREE] * G]))
+    jobs = make_gangs(view, 4, [1, 0], [2, 0])
+    wanted = PlacementRequest(request_id="w", gang=1, gpus_per_node=4, avoid_nodes=("n003", "n004"))
+    (one,) = grow(view, jobs, waiting=(wanted,))
+    assert [rank.node for rank in one.places] == ["n003"]
+    assert grow(view, jobs, waiting=(msgspec.structs.replace(wanted, avoid_nodes=()),)) == ()
+
+
+def test_a_gang_leaves_out_only_the_nodes_with_which_a_request_would_fit() -> None:
+    view = make_view(np.array([[0] * G, *[[FREE] * G] * 5]), rack=6)
+    jobs = make_gangs(view, G, [1], [4], gang_step=3)
+    pairs = (("n002", "n003"), ("n004", "n005"))
+    waiting = tuple(
+        PlacementRequest(
+            request_id=f"w{at}", gang=2, gpus_per_node=G, avoid_nodes=tuple(set(view.topology.names) - set(pair))
+        )
+        for at, pair in enumerate(pairs)
+    )
+    (one,) = grow(view, jobs, waiting=waiting)
+    assert [rank.node for rank in one.places] == ["n002", "n004", "n006"]
+
+
+def test_any_number_of_wanted_nodes_hides_no_other_node() -> None:
+    view = make_view(np.array([[0] * G, *[[FREE] * G] * 20]))
+    wanted = PlacementRequest(request_id="w", gang=1, gpus_per_node=G, avoid_nodes=("n021",))
+    (one,) = grow(view, make_gangs(view, G, [1], [2]), waiting=(wanted,))
+    assert [rank.node for rank in one.places] == ["n021"]
+
+
+@examples(300)
+@given(st.integers(0, 2**32))
+def test_a_gang_is_given_up_only_if_requests_wait_for_every_place(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n, each = int(rng.integers(2, 9)), int(rng.choice([2, 4]))
+    holders = np.where(rng.random((n, G // each)) < 0.5, FREE, 1)
+    holders[0, 0] = 0
+    holders = np.searchsorted(np.unique(holders), holders) - int((holders == FREE).any())
+    view = make_view(np.repeat(holders, each, axis=1))
+    least, most = np.zeros(len(view.jobs), np.int64), np.zeros(len(view.jobs), np.int64)
+    least[0], most[0] = 1, 2
+    names = np.array(view.topology.names)
+    waiting = tuple(
+        PlacementRequest(
+            request_id=f"w{at}",
+            gang=int(rng.integers(1, 3)),
+            gpus_per_node=int(rng.choice([1, 2, 4])),
+            avoid_nodes=tuple(names[rng.random(n) < 0.6].tolist()),
+        )
+        for at in range(rng.integers(1, 3))
+    )
+    found = propose_growth(
+        view, make_gangs(view, each, least.tolist(), most.tolist()), np.full(len(view.jobs), 36_000.0), waiting, OPTIONS
+    )
+    places = []
+    for row in range(n):
+        idle = np.flatnonzero(view.free[row])
+        for at in range(len(idle) // each):
+            alone = np.zeros(view.milli.shape, bool)
+            alone[row, idle[at * each : (at + 1) * each]] = True
+            places.append(fits_on_gpus(find_fitting(view, waiting, OPTIONS), view, alone, OPTIONS))
+    assert bool(found) == (not all(places))
 
 
 def test_the_exponent_of_an_unseen_gang_is_the_prior_and_follows_its_step_times() -> None:
