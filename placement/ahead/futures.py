@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.fleet.topology import Level
-from fleetcast.placement.ahead.sampled_future import Arrival, Future
+from fleetcast.placement.ahead.sampled_future import Arrival, Future, PayerStop, StoppedJob
+from fleetcast.placement.ahead.stops import PlannedStop
 from fleetcast.placement.machines.fit import get_widest_level
 from fleetcast.placement.machines.gang_room import Fleet, GangAsk, Slot
 from fleetcast.placement.machines.slots import WHOLE, list_held_parts
@@ -28,6 +29,8 @@ AskKey = tuple[int, Level | None, int, int, bool]  # id of its room, level, memb
 BIN_S = 600.0  # what an arrival forecast counts GPUs in
 MOST_BINS = 1008  # a week
 SIZES = 256  # that are drawn at once
+FIRST_STOP = -(10**9)  # the number of the first stop, and downwards
+NO_RELEASE = np.zeros(0, np.int64), np.zeros(0, np.int64)  # an end that releases nothing
 RUNS = 256  # run times of each size, of which one that comes has one
 
 
@@ -82,6 +85,21 @@ class ArrivalForecast:
             yield from rng.choice(self.sizes, SIZES, p=share).tolist()
 
 
+class FutureVictim(NamedTuple):
+    """A running job that stops on every path, or a hold that ends then.
+
+    number: its number among the ends. nodes, milli: what it holds. ask: the ask of its next attempt, None if there is
+    none. key: the key of the entry behind which the next attempt waits.
+    """
+
+    job: str
+    number: int
+    nodes: Ints
+    milli: Ints
+    ask: GangAsk | None
+    key: float
+
+
 @dataclass(slots=True)
 class FutureSampler:
     """A simulator of the queue along sampled paths. It holds the data that all paths share.
@@ -102,6 +120,8 @@ class FutureSampler:
     arrivals: ArrivalForecast | None = None
     is_settled: bool = False  # whoever may start now has started
     fleet_type: type[Fleet] = Fleet
+    stops: Mapping[str, PlannedStop] = field(default_factory=dict)  # request_id → the jobs that stop for it
+    restart_s: Mapping[str, float] = field(default_factory=dict)  # running job → seconds until its next attempt works
     _slots: list[Slot] = field(default_factory=list)
     _found: dict[tuple[object, ...], int] = field(default_factory=dict)
     _slot_by_ask: dict[AskKey, int | None] = field(default_factory=dict)  # None: the empty fleet has no room
@@ -124,6 +144,7 @@ class FutureSampler:
             self._make_queues_ahead(list(gangs), waiting),
             self._list_reopenings(waiting),
         )
+        victims = self._list_victims(gangs)
         found, until_s = np.full((len(self.queue), paths), np.nan, np.float32), np.zeros(paths, np.float32)
         free = np.where(self.view.usable, self.view.milli, 0).sum(axis=1, dtype=np.int64)
         fleet = self.fleet_type(free, ready_s, self._slots)
@@ -132,7 +153,8 @@ class FutureSampler:
             ends = [end for end in left_s if np.isfinite(end[0])]  # a job of unknown run time never ends
             mine = [Arrival(0.0, order, ask, float(self.run_s[number][path]), number) for number, order, ask in waiting]
             own = queues.copy() if queues is not None else None
-            future = Future(fleet.copy(), ends + reopen, come(path), own, self.is_settled)
+            times_s, stops = self._make_stops(path, victims, mine)
+            future = Future(fleet.copy(), ends + reopen + times_s, come(path), own, self.is_settled, stops)
             for number, start_s in future.play(mine).items():
                 found[number, path] = start_s
             until_s[path] = future.now_s
@@ -171,9 +193,57 @@ class FutureSampler:
 
         Each has the form of the end of a job that releases no GPUs, because a pass over the queue follows each end.
         """
-        none = np.zeros(0, np.int64)
         times = {closure.to_s for _, _, ask in waiting for closure in ask.closures}
-        return [(to_s, -1 - len(self.view.jobs) - at, none, none) for at, to_s in enumerate(sorted(times))]
+        return [(to_s, -1 - len(self.view.jobs) - at, *NO_RELEASE) for at, to_s in enumerate(sorted(times))]
+
+    def _list_victims(self, gangs: Mapping[str, tuple[Ints, Ints]]) -> dict[str, list[FutureVictim]]:
+        """Return payer → the jobs that stop for it, and the holds that end then."""
+        if not self.stops:
+            return {}
+        numbers = {job: -1 - n for n, job in enumerate(gangs)}
+        leaves = [hold.leaf if (hold := self.turns.find_hold(one.request)) is not None else "" for one in self.queue]
+        behind = dict(zip(leaves, self.places.newcomers, strict=False))
+        found: dict[str, list[FutureVictim]] = {}
+        for payer, stop in self.stops.items():
+            found[payer] = []
+            for job in sorted((stop.jobs | stop.holds) & gangs.keys()):
+                hold = self.turns.holds.get(job)
+                key = behind.get(hold.leaf if hold is not None else "", max(self.places.newcomers))
+                ask = self._make_returning_ask(job, *gangs[job]) if job in stop.jobs else None
+                found[payer].append(FutureVictim(job, numbers[job], *gangs[job], ask, key))
+        return found
+
+    def _make_stops(
+        self, path: int, victims: Mapping[str, Sequence[FutureVictim]], waiting: Sequence[Arrival]
+    ) -> tuple[list[tuple[float, int, Ints, Ints]], dict[int, PayerStop]]:
+        """Return the times of the stops on a path, in the form of ends that release nothing, and number → stop."""
+        times_s: list[tuple[float, int, Ints, Ints]] = []
+        stops: dict[int, PayerStop] = {}
+        for payer in waiting if victims else ():
+            request_id = self.queue[payer.number].request.request_id
+            if request_id not in victims:
+                continue
+            at_s, jobs = float(self.stops[request_id].at_s[path]), []
+            for one in victims[request_id]:
+                left_s, following = float(self.left_s[one.job][path]) - at_s, None
+                if one.ask is not None and left_s > 0:
+                    order = one.key, self.now_ms / 1000 + at_s
+                    following = Arrival(at_s, order, one.ask, left_s + self.restart_s.get(one.job, 0.0))
+                jobs.append(StoppedJob(one.number, one.nodes, one.milli, following))
+            number = FIRST_STOP - len(stops)
+            times_s.append((at_s, number, *NO_RELEASE))
+            stops[number] = PayerStop(payer, jobs)
+        return times_s, stops
+
+    def _make_returning_ask(self, job: str, nodes: Ints, milli: Ints) -> GangAsk:
+        """Return the ask of the next attempt of a running job, on any nodes. nodes, milli: what it holds now."""
+        each, members, total = int(milli[0]), len(nodes), max(1, int(milli.sum()) // WHOLE)
+        if (milli != each).any():
+            members, gpus = split_into_equal_members(total, self.view.free.shape[1])
+            each = gpus * WHOLE
+        slot = self._find_or_add_slot(each, np.count_nonzero(self.view.usable, axis=1) * WHOLE // each, None, None)
+        planned_s = self.run_times.estimate_run_s(total, 0.9)
+        return self._find_or_add_ask(slot, members, planned_s, self.turns.holds.get(job))
 
     def _compute_ready_times(self, gangs: Mapping[str, tuple[Ints, Ints]]) -> Floats:
         ready_s = np.zeros(len(self.view))

@@ -186,7 +186,7 @@ def sample_timelines(
     """Play the queue along `PATHS` sampled paths, and return the start and end times on each.
 
     run_quantiles: function that returns the run times of a request at `RUN_LEVELS`, or None if unknown. stops: the
-    stops of running jobs, after which some requests start earlier.
+    stops of running jobs, after which some requests start earlier and these jobs wait again.
     """
     now_ms = options.now_ms
     draw = RunTimeSample(np.random.default_rng(0), run_times)
@@ -232,10 +232,10 @@ def sample_timelines(
     first = entries[:PLAYED], [rooms.count_members_per_node(one) for one in requests[:PLAYED]], runs_s
     is_settled = _has_tried_every_entry(now)
     drawn = FutureSampler(
-        now.view, left_s, planned_s, *first, run_times, now_ms, turns, arrivals, is_settled, searches.fleet
-    )
+        now.view, left_s, planned_s, *first, run_times, now_ms, turns, arrivals, is_settled, searches.fleet,
+        stops.find_stops(entries, now.view, turns, options), stops.restart_s,
+    )  # fmt: skip
     _use_played_starts(drawn, starts_s, holders, ends_s)
-    _use_earlier_starts(stops.find_starts(entries, now.view, turns, options), starts_s, holders, ends_s)
     gpus = {one.request_id: count_gpus(one) for one in (*begun, *requests)}
     play, left = (tuple(jobs), tuple(calendars), starts_s, ends_s, holders), (tuple(entries), now, turns)
     return Timelines(view, options, run_times, *play, waits, before_start, rooms, gpus, *left, basis)
@@ -276,21 +276,6 @@ def _use_played_starts(
         starts_s[request_id] = answer_s = np.where(np.isfinite(start_s), start_s, later_s)
         if request_id in holders:
             ends_s[holders[request_id]] = answer_s + run_s
-
-
-def _use_earlier_starts(
-    payers: Mapping[str, Array], starts_s: dict[str, Array], holders: Mapping[str, int], ends_s: dict[int, Array]
-) -> None:
-    """Bring forward the starts and ends of the requests for which jobs stop. payers: request → (path,) its start."""
-    for request_id, start_s in payers.items():
-        before_s = starts_s.get(request_id)
-        if before_s is None:  # it starts now
-            continue
-        starts_s[request_id] = np.minimum(before_s, start_s)
-        if request_id in holders:
-            is_known = np.isfinite(before_s)
-            earlier_s = np.where(is_known, before_s, 0) - np.where(is_known, starts_s[request_id], 0)
-            ends_s[holders[request_id]] = ends_s[holders[request_id]] - earlier_s
 
 
 def _make_run_time_source(

@@ -8,13 +8,13 @@ reserved nodes if they should end before that job starts (EASY backfill, as in
 so thousands of events take a second. Parts of GPUs count as if they were packed well.
 
 Queues keep within their limits, borrow GPUs from each other, and avoid nodes that are closed to
-them.
+them. Jobs that stop for a waiting job end early, and their next attempts join the queue.
 """
 
 import heapq
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,6 +39,24 @@ class Arrival(NamedTuple):
     run_s: float
     number: int = -1
 
+
+class StoppedJob(NamedTuple):
+    """A running job that stops. number, nodes, gpus: as in the heap of ends. following: its next attempt, if any."""
+
+    number: int
+    nodes: Ints
+    gpus: Ints
+    following: Arrival | None
+
+
+class PayerStop(NamedTuple):
+    """The stop of some jobs for a waiting job, the payer. What they free is promised to the payer alone."""
+
+    payer: Arrival
+    jobs: Sequence[StoppedJob]
+
+
+FRONT = -np.inf, 0.0  # the order of a job for which others have stopped
 
 Row = tuple[tuple[float, float], int, GangAsk]  # of a line: the order of its first job, its number, its ask
 FullGroup = tuple[Row, int, list[Row]]  # the next row, its index, the group
@@ -73,7 +91,8 @@ class Future:
     """One sampled future of the queue. `play` may be called only once.
 
     ends: a heap of (end_s, number of the job, nodes, thousandths of GPUs). is_settled: no waiting job
-    can start before another event happens.
+    can start before another event happens. stops: number → stop. Its time is an end with this number, which
+    releases nothing by itself.
     """
 
     fleet: Fleet
@@ -81,7 +100,9 @@ class Future:
     arrivals: Iterator[Arrival]
     queues: QueuesAhead | None = None
     is_settled: bool = False
+    stops: Mapping[int, PayerStop] = field(default_factory=dict)
     now_s: float = 0.0
+    _gone: set[int] = field(default_factory=set)  # the jobs that have ended, if any jobs stop
     _lines: dict[GangAsk, AskLine] = field(default_factory=dict)
     _groups: dict[tuple[int, int], list[Row]] = field(default_factory=dict)  # by slot and members: all fit, or none
     _started: dict[int, float] = field(default_factory=dict)
@@ -138,9 +159,42 @@ class Future:
         """End all jobs whose end time has come."""
         while self.ends and self.ends[0][0] <= self.now_s:
             _, number, nodes, gpus = heapq.heappop(self.ends)
-            self.fleet.change_free_gpus(nodes, gpus)
-            if self.queues is not None:
-                self.queues.end_job(number)
+            if number in self.stops:
+                self._stop_jobs(self.stops[number])
+            elif number not in self._gone:
+                self._end_job(number, nodes, gpus)
+
+    def _end_job(self, number: int, nodes: Ints, gpus: Ints) -> None:
+        self.fleet.change_free_gpus(nodes, gpus)
+        if self.queues is not None:
+            self.queues.end_job(number)
+        if self.stops:
+            self._gone.add(number)
+
+    def _stop_jobs(self, stop: PayerStop) -> None:
+        """Stop the jobs of a payer that still waits, and start the payer.
+
+        If others have taken what it also needs, it moves to the front.
+        """
+        if stop.payer.number in self._started:
+            return
+        for job in stop.jobs:
+            if job.number not in self._gone:
+                self._end_job(job.number, job.nodes, job.gpus)
+                if job.following is not None:
+                    self._add_arrival(job.following)
+        ask = stop.payer.ask
+        line = self._lines[ask]
+        line.remove_row()
+        line.jobs.remove(stop.payer)
+        closed = _merge_excluded_nodes(None, ask.mask_closed_nodes(self.now_s))
+        place = self.fleet.choose_gang_nodes(ask, closed) if self.fleet.fits(ask) else None
+        if place is not None:
+            self._start_job(stop.payer, place)
+        else:
+            line.jobs.appendleft(stop.payer._replace(order=FRONT))
+        if line.jobs:
+            line.insert_row()
 
     def _run_pass(self) -> None:
         """Start all jobs that may start now."""

@@ -5,7 +5,7 @@ The answers of `fleetcast.placement.ahead.sampled_future` must be equal to these
 
 import heapq
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.placement.ahead.sampled_future import MOST_EVENTS, Arrival
+from fleetcast.placement.ahead.sampled_future import MOST_EVENTS, Arrival, PayerStop
 from fleetcast.placement.ahead.searches import Searches
 from fleetcast.placement.ahead.slot_times import SlotTimes
 from fleetcast.placement.machines.gang_room import Floats, GangAsk, Ints, Slot
@@ -139,7 +139,7 @@ PLAIN_SEARCHES = Searches(Fleet, SlotTimes, hold)  # type: ignore[arg-type]
 class Future:
     """One path. `ends` is a heap of (end_s, a number, nodes, thousandths of GPUs); call `play` once.
 
-    is_settled: nobody who waits can start before something happens.
+    is_settled: nobody who waits can start before something happens. stops: by the number of an end that frees nothing.
     """
 
     fleet: Fleet
@@ -147,7 +147,9 @@ class Future:
     arrivals: Iterator[Arrival]
     queues: QueuesAhead | None = None
     is_settled: bool = False
+    stops: Mapping[int, PayerStop] = field(default_factory=dict)
     now_s: float = 0.0
+    _ended: list[int] = field(default_factory=list)
     _waiting: dict[GangAsk, deque[Arrival]] = field(default_factory=dict)
     _started: dict[int, float] = field(default_factory=dict)
     _count: int = 0
@@ -189,9 +191,28 @@ class Future:
         """All that ends at this moment."""
         while self.ends and self.ends[0][0] <= self.now_s:
             _, number, nodes, gpus = heapq.heappop(self.ends)
-            self.fleet.change(nodes, gpus)
-            if self.queues is not None:
-                self.queues.end_job(number)
+            stop = self.stops.get(number)
+            rows = [(number, nodes, gpus, None)] if stop is None else stop.jobs
+            if stop is not None and stop.payer.number in self._started:
+                continue
+            for job, held, amounts, following in rows:
+                if job not in self._ended:
+                    self._ended.append(job)
+                    self.fleet.change(held, amounts)
+                    if self.queues is not None:
+                        self.queues.end_job(job)
+                    if following is not None:
+                        self._arrive(following)
+            if stop is not None:
+                row = self._waiting[stop.payer.ask]
+                row.remove(stop.payer)
+                ask = stop.payer.ask
+                fits = self.fleet.fits(ask)
+                place = self.fleet.choose(ask, _without(None, ask.mask_closed_nodes(self.now_s))) if fits else None
+                if place is None:
+                    row.appendleft(stop.payer._replace(order=(-np.inf, 0.0)))
+                else:
+                    self._start(stop.payer, place)
 
     def _pass(self) -> None:
         """Start what may start now."""

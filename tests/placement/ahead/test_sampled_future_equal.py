@@ -20,6 +20,7 @@ from fleetcast.placement.ahead.futures import ArrivalForecast
 from fleetcast.placement.ahead.paths import Hindrance, Timelines, sample_timelines
 from fleetcast.placement.ahead.run_draws import PATHS, SHARED, RunTimeSample, RunTimeSource
 from fleetcast.placement.ahead.start_time import compute_start_times
+from fleetcast.placement.ahead.stops import SentStop, StopsAhead
 from fleetcast.placement.machines.gang_room import GangAsk, Slot
 from fleetcast.placement.plan.timeline import NORMAL, RunTimeQuantiles
 from fleetcast.placement.queues.queues_ahead import Closure, QueueHold, QueuesAhead
@@ -44,13 +45,19 @@ LIMITS = '[queue.a]\nlimit = {gpu = 64}\n[queue.b]\nguaranteed = {gpu = 64}\n[qu
 
 
 @examples(50)
-@given(st.sampled_from(["", TREE]), free, queued, st.booleans(), st.sampled_from([0, paths.BACKFILLED]))
+@given(
+    st.sampled_from(["", TREE]), free, queued, st.booleans(), st.sampled_from([0, paths.BACKFILLED]), st.integers(0, 3)
+)
 def test_start_times_are_those_of_the_plain_play(
-    tree: str, nodes: Any, drawn: Any, has_arrivals: bool, backfilled: int
+    tree: str, nodes: Any, drawn: Any, has_arrivals: bool, backfilled: int, each: int
 ) -> None:
+    """Each: jobs that stop for each request."""
     queue, view, jobs = scene(nodes, drawn)
     coming = COMING if has_arrivals else None
-    sampled = partial(sample_timelines, queue, view, jobs, TIMES, OPTIONS, arrivals=coming)
+    names = [entry.request.request_id for entry in queue] if each else []
+    sent = {name: SentStop(0.0, frozenset(view.jobs[at * each : (at + 1) * each])) for at, name in enumerate(names)}
+    stops = StopsAhead(stop_s=600.0, sent=sent)
+    sampled = partial(sample_timelines, queue, view, jobs, TIMES, OPTIONS, arrivals=coming, stops=stops)
     assert_equal(lambda: sampled(turns=turns_of(tree, view)), backfilled)
 
 

@@ -10,7 +10,7 @@ from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.actions.breaker import BreakerCapacity, BreakerLimits
 from fleetcast.placement.ahead.paths import Timelines, sample_timelines
 from fleetcast.placement.ahead.run_draws import PATHS
-from fleetcast.placement.ahead.stops import NO_STOPS, SOONEST_S, StopsAhead
+from fleetcast.placement.ahead.stops import NO_STOPS, SOONEST_S, SentStop, StopsAhead
 from fleetcast.placement.machines.running_jobs import RUN_LEVELS, RunningJobs, make_running_jobs
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.promised import SendingBounds
@@ -62,9 +62,9 @@ def sample(jobs: RunningJobs, stops: StopsAhead, *queue: WaitingEntry) -> Timeli
     return sample_timelines(queue, view, jobs, EXACT, OPTIONS, lambda asked: hour, turns=turns, stops=stops)
 
 
-def make_stops(jobs: RunningJobs, policy: ReclaimPolicy = POLICY, **sent_s: float) -> StopsAhead:
+def make_stops(jobs: RunningJobs, policy: ReclaimPolicy = POLICY) -> StopsAhead:
     bounds = SendingBounds(policy, BreakerCapacity(32.0, {"": 32.0}), BreakerLimits(1.0, 1.0))
-    return StopsAhead(ReclaimInput(policy, TREE, jobs, bounds=bounds), STOP_S, sent_s)
+    return StopsAhead(ReclaimInput(policy, TREE, jobs, bounds=bounds), STOP_S)
 
 
 def test_an_owed_request_starts_once_the_jobs_of_a_borrower_have_stopped() -> None:
@@ -102,9 +102,10 @@ def test_jobs_that_may_not_stop_or_end_sooner_bring_no_start_forward(jobs: Runni
 
 def test_a_stop_that_was_sent_counts_from_then_on_even_if_nothing_more_is_sent() -> None:
     jobs = make_table()
-    found = sample(jobs, StopsAhead(None, STOP_S, {"owed": 60.0}), make_entry("owed"))
+    sent = SentStop(60.0, frozenset({"b1"}))
+    found = sample(jobs, StopsAhead(None, STOP_S, {"owed": sent}), make_entry("owed"))
     np.testing.assert_allclose(np.median(found.starts_s["owed"]), STOP_S - 60.0, rtol=0.1)
-    late = sample(jobs, StopsAhead(None, STOP_S, {"owed": 5000.0}), make_entry("owed"))
+    late = sample(jobs, StopsAhead(None, STOP_S, {"owed": replace(sent, since_s=5000.0)}), make_entry("owed"))
     assert set(late.starts_s["owed"].tolist()) == {SOONEST_S}
 
 
@@ -118,3 +119,48 @@ def test_a_borrower_has_no_job_stopped() -> None:
     jobs = make_table()
     found = sample(jobs, make_stops(jobs), make_entry("borrows"))
     assert found.starts_s["borrows"].min() > HOUR_S
+
+
+def test_a_stopped_job_waits_again_before_the_requests_of_queues_behind_its_own() -> None:
+    tree = read_queues(
+        "[queue.owed]\nguaranteed = {gpu = 8}\n[queue.middle]\n[queue.borrows]\nguaranteed = {gpu = 8}\n"
+    )
+    view, hour = make_view(), (HOUR_S,) * len(RUN_LEVELS)
+    left_s = [(HOUR_S * left_h,) * len(RUN_LEVELS) for left_h in (10.0, 1.5, 3.0, 20.0)]
+    columns: dict[str, Any] = {"gpus": [8] * 4, "started_ms": [NOW_MS - 4_000_000] * 4, "remaining_s": left_s}
+    jobs = make_running_jobs(JOBS, leaf=["borrows"] * 3 + ["middle"], **columns)
+    holds = {name: QueueHold(leaf, {"gpu": 8.0}) for name, leaf in zip(JOBS, jobs.leaf, strict=True)}
+    use = {leaf: LeafUse({"gpu": gpus}, 0.0) for leaf, gpus in (("borrows", 24.0), ("middle", 8.0))}
+    queue = [make_entry(name) for name in ("owed", "middle", "borrows")]
+
+    def sample_with(stops: StopsAhead) -> dict[str, list[float]]:
+        turns = TreeTurns(tree, use, view, EXACT, NOW_MS, None, holds)
+        found = sample_timelines(queue, view, jobs, EXACT, OPTIONS, lambda asked: hour, turns=turns, stops=stops)
+        return {name: (start_s / HOUR_S).tolist() for name, start_s in found.starts_s.items()}
+
+    before = {name: hours[0] for name, hours in sample_with(NO_STOPS).items()}
+    assert before == {"owed": 1.5, "middle": 2.5, "borrows": 3.0}
+    found = sample_with(StopsAhead(None, STOP_S, {"owed": SentStop(0.0, frozenset({"b3"}))}))
+    assert max(found["owed"]) < 0.2
+    np.testing.assert_allclose(found["middle"], np.array(found["owed"]) + 1.0, rtol=1e-5)
+    np.testing.assert_allclose(found["borrows"], np.array(found["middle"]) + 1.0, rtol=1e-5)  # b3 again at 1.5 h
+
+
+def test_a_request_for_which_jobs_will_stop_no_longer_counts_as_waiting_in_the_search_for_later_ones() -> None:
+    """Vision waits for 8 of its 24 GPUs, so it lends the other 16 to language also after the first stop."""
+    tree = read_queues(
+        "[queue.language]\nguaranteed = {gpu = 8}\n[queue.vision]\nguaranteed = {gpu = 24}\n"
+        '[queue."language/pretraining"]\nweight = 70\n[queue."language/tuning"]\nweight = 30\n'
+    )
+    view, leaf, hour = make_view(), "language/tuning", (HOUR_S,) * len(RUN_LEVELS)
+    jobs = replace(make_table(), leaf=(leaf,) * 4)
+    holds = {name: QueueHold(leaf, {"gpu": 8.0}) for name in JOBS}
+    turns = TreeTurns(tree, {leaf: LeafUse({"gpu": 32.0}, 0.0)}, view, EXACT, NOW_MS, None, holds)
+    bounds = SendingBounds(POLICY, BreakerCapacity(32.0, {"": 32.0}), BreakerLimits(1.0, 1.0))
+    stops = StopsAhead(ReclaimInput(POLICY, tree, jobs, bounds=bounds), STOP_S)
+    queue = [make_entry("vision"), make_entry("language/pretraining")]
+    found = sample_timelines(queue, view, jobs, EXACT, OPTIONS, lambda asked: hour, turns=turns, stops=stops)
+    assert {name: start_s.max() < HOUR_S for name, start_s in found.starts_s.items()} == {
+        "vision": True,
+        "language/pretraining": True,
+    }

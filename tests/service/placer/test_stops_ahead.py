@@ -22,7 +22,8 @@ def test_a_payer_starts_when_its_stop_should_be_seen(world: ActWorld) -> None:
     send_stop(world)
     world.pass_at(10)
     ahead = make_stops_ahead(world.service, world.service.view.observe_fleet())
-    assert (ahead.sent_s, ahead.stop_s) == ({"p": 10.0}, 120.0)  # none was seen yet, so it takes the grace
+    assert ahead.sent.keys() == {"p"}
+    assert (ahead.sent["p"].since_s, ahead.sent["p"].jobs, ahead.stop_s) == (10.0, {"a"}, 120.0)  # as long as the grace
     assert ahead.reclaim is not None
     paths = asyncio.run(world.starts.refresh())
     assert np.median(paths.starts_s["p"]) == pytest.approx(110, rel=0.1)
@@ -42,4 +43,4 @@ def test_while_actions_are_paused_only_stops_that_were_sent_count(world: ActWorl
     send_stop(world)
     world.service.actions.pause(world.clock.now_ms(), "ops")
     ahead = make_stops_ahead(world.service, world.service.view.observe_fleet())
-    assert (ahead.reclaim, [*ahead.sent_s]) == (None, ["p"])
+    assert (ahead.reclaim, [*ahead.sent]) == (None, ["p"])
