@@ -53,6 +53,7 @@ def simulate_starts(
     seed: Annotated[int, typer.Option(help="First seed of the job generator.", min=0)] = 1,
     seeds: Annotated[int, typer.Option(help="How many fleets to simulate.", min=1)] = 5,
     hours: Annotated[float, typer.Option(help="Of fleet time, each.", min=0.1, max=10_000)] = 3.0,
+    warm_up: Annotated[float, typer.Option(help="Hours before these, without start times.", min=0, max=10_000)] = 0.0,
     at: AtOption = "2020-05-12T20:25",
     teams: Annotated[bool, typer.Option("--teams", help="Three teams share the fleet; else one line.")] = False,
     cold: Annotated[bool, typer.Option("--cold", help="A site without any history: its first days.")] = False,
@@ -84,7 +85,7 @@ def simulate_starts(
         raise typer.BadParameter("needs --teams", param_hint="--reclaim")
     arms = (False, True) if reclaim else (False,)
     for fleet_seed, reclaims in itertools.product(range(seed, seed + seeds), arms):
-        size: dict[str, Any] = {"nodes": nodes, "hours": hours, "is_cold": cold, "reclaims": reclaims}
+        size: dict[str, Any] = {"nodes": nodes, "hours": warm_up + hours, "is_cold": cold, "reclaims": reclaims}
         with tempfile.TemporaryDirectory() as folder:
             try:
                 fleet = make_waiting_fleet(
@@ -92,8 +93,9 @@ def simulate_starts(
                 )
             except ValueError as error:
                 raise typer.BadParameter(f"{at!r}: {error}", param_hint="--at") from None
-            record = asyncio.run(fleet.run_for(hours * 3600))
+            record = asyncio.run(fleet.run_for(hours * 3600, warm_up * 3600))
         about: dict[str, Any] = {"seed": fleet_seed, "hours": hours, "teams": teams, "cold": cold, "jobs": fleet.jobs}
+        about |= {"warm_up": warm_up} if warm_up else {}
         if fleet.agents is not None:
             about["stops"] = fleet.agents.stops
         first = fleet.first.make_summary() | ({"kinds": fleet.make_kind_summary()} if reclaim else {})

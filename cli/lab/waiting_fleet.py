@@ -81,13 +81,17 @@ class WaitingFleet:
         self._waiting: dict[str, LiveJob] = {}
         self._next_attempts: set[str] = set()  # requests of jobs that have stopped
         self._ends: list[tuple[int, str, LiveJob]] = []
-        self._cursor = self._tick_ms = self._demand_ms = 0
+        self._cursor = self._tick_ms = self._demand_ms = self._measure_ms = 0
         self.first = FirstAnswerTally()
         self._replay_past(replace(replay, history=()) if is_cold else replay)
 
-    async def run_for(self, seconds: float) -> StartTimesRecord:
-        """Simulate the fleet for some seconds, and return how often the issued start times proved right."""
-        until_ms = self.clock.now_ms() + round(seconds * 1000)
+    async def run_for(self, seconds: float, warm_up_s: float = 0.0) -> StartTimesRecord:
+        """Simulate the fleet for some seconds, and return how often the issued start times proved right.
+
+        warm_up_s: the seconds before that, in which no start time is issued.
+        """
+        self._measure_ms = self.clock.now_ms() + round(warm_up_s * 1000)
+        until_ms = self._measure_ms + round(seconds * 1000)
         while self.clock.now_ms() < until_ms:
             await self._advance_to(self.clock.now_ms())
             self.clock.advance(STEP_S)
@@ -129,6 +133,8 @@ class WaitingFleet:
         await self._pipeline.tick()
         await self._worker.run_due_pass()
         self._tick_ms = now_ms if self._start_jobs(now_ms) else now_ms + round(TICK_S * 1000)
+        if now_ms < self._measure_ms:
+            return
         await self._starts.refresh()
         waiting = {name: live.job.submit_ms for name, live in self._waiting.items()}
         self.first.record_answers(waiting, self.service.backlog.starts, now_ms)

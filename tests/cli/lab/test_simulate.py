@@ -100,6 +100,17 @@ def test_a_cold_site_gives_no_start_time_before_anything_is_known(tmp_path: Path
     assert not fleet.service.backlog.starts
 
 
+def test_no_start_time_is_issued_while_the_fleet_warms_up(tmp_path: Path) -> None:
+    spec, start_ms = FleetSpec(nodes=4), 1_760_000_000_000
+    trace = drop_oversized_jobs(
+        generate_trace(32, start_ms=start_ms, seed=2, days_before=1, days_after=1), nodes=4, gpus_per_node=8
+    )
+    fleet = WaitingFleet(tmp_path, trace, 2, spec)
+    asyncio.run(fleet.run_for(0, warm_up_s=600))
+    assert (fleet.clock.now_ms(), fleet.first.make_summary()["asked"]) == (start_ms + 600_000, 0)
+    assert not fleet.service.backlog.starts  # the same fleet has some after a minute without a warm-up
+
+
 def test_reclaim_without_teams_is_refused() -> None:
     assert "--reclaim" in run("starts", "--reclaim", code=2)
 
