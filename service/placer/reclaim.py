@@ -52,7 +52,7 @@ class ReclaimAdvisor:
             return None
         sent = [record.action for record in self._control.list_open() if record.is_underway]
         barred = {action.job: Eligibility.IN_ACTION for action in sent}
-        rigid, savers = set[str](), set[str]()
+        rigid, savers = set(barred), set[str]()
         policy, sets = tree.policy.reclaim, self._sets.list_followed(now_ms)
         if policy.mode == "act":
             for job in observed.jobs.names:
@@ -182,13 +182,13 @@ class ReclaimAdvisor:
 def withdraw_proposals_of_jobs(
     control: ActionControl, jobs: Collection[str], why: str, now_ms: int, *, of_others: bool = False
 ) -> None:
-    """Withdraw the proposals on jobs that should stop: a job has one open action.
+    """Withdraw the proposals on jobs that should stop, without those that follow stops: a job has one open action.
 
     of_others: only those of growth and recovery.
     """
     for record in control.list_open():
-        is_other = not (of_others and record.action.payer)
-        if is_other and record.action.job in jobs and record.state is ActionState.PROPOSED:
+        is_advice = record.state is ActionState.PROPOSED and not record.is_underway
+        if is_advice and record.action.job in jobs and not (of_others and record.action.payer):
             control.withdraw(record.action_id, why, now_ms)
 
 

@@ -252,3 +252,16 @@ def test_a_gang_that_can_only_move_as_a_whole_restarts_there_like_any_request(wo
     world.ask("POST", "/queue", 202, json=body)
     world.pass_at(10)
     assert world.placed()["again"] == sorted({place.node for place in row.action.places})
+
+
+def test_a_gang_that_waits_for_nodes_gives_no_members_to_a_request(world: BorrowWorld) -> None:
+    gang = {"min": 1, "desired": 4, "step": 1}
+    world.board.more |= {name: {"preemptible": False} for name in "bc"}
+    world.board.more["big"] = {"gang": gang, "members": 4, "gpus_per_member": GPUS}
+    assert world.lose(1) == {"a": "sent", "big": "proposed"}
+    world.wait_for("r", "q", 1)
+    world.agents_pass_at(200)
+    assert world.states() == {"a": "sent", "big": "proposed"}
+    world.reply("a", "refuse", why="no")
+    world.agents_pass_at(5)
+    assert (world.rows()["big"].action.kind, world.rows()["big"].state) == ("shrink", "sent")

@@ -4,6 +4,7 @@ import hashlib
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from fleetcast.placement.actions import life
 from fleetcast.placement.actions.action import DIGITS, ActionKind, JobAction
@@ -15,6 +16,7 @@ from fleetcast.placement.reclaim.fairness import FairnessVerdict
 from fleetcast.placement.recovery import replacement
 from fleetcast.service.placer import action_follow, growth
 from fleetcast.service.placer.actions import ActionControl
+from fleetcast.service.placer.borrowing import BorrowingPass
 from fleetcast.service.placer.promised_sets import PromisedSets
 from tests.simulation.mutations import Mutation
 
@@ -51,6 +53,19 @@ def _list_actions_but_growth(self: PromisedSets) -> list[Any]:
     return [row for row in rows if not row.action.payer and row.action.kind is not ActionKind.GROW]
 
 
+def _list_all_nodes(self: Any) -> Any:
+    """Yield all nodes as the domain in which a gang gets new ones, whatever it requires."""
+    yield np.ones(len(self.view), bool)
+
+
+_find_nodes = BorrowingPass._find_nodes
+
+
+def _borrow_anywhere(self: BorrowingPass, row: int, view: Any, loss_ms: int, missing: Any, options: Any) -> Any:
+    """Return the nodes that other jobs would leave, in whatever domain they are."""
+    return _find_nodes(self, row, view, loss_ms, missing, self.options)
+
+
 def _shrink_by_what_was_lost(self: Any) -> int:
     """Return the members on healthy nodes of an elastic gang, whatever sizes it may have."""
     sizes, each = self.gang.request.members, self.gang.gpus_per_member
@@ -58,6 +73,10 @@ def _shrink_by_what_was_lost(self: Any) -> int:
 
 
 ACTION_MUTATIONS = {
+    "recovery-out-of-its-domain": Mutation(
+        6, ("domain",), replacement._RecoverySearch, "_list_domains", _list_all_nodes
+    ),
+    "borrowing-out-of-its-domain": Mutation(7, ("domain",), BorrowingPass, "_find_nodes", _borrow_anywhere),
     "recovery-to-any-size": Mutation(
         3, ("size",), replacement._RecoverySearch, "_count_members_after_shrink", _shrink_by_what_was_lost
     ),

@@ -47,6 +47,8 @@ MOST_WAITING = 4
 EXPIRES_S = 60.0
 CALM_STEPS = 4000
 TRACE = 40
+GANG_SCENES = 0.4  # episodes that begin with a gang bound to its rack, among jobs that its class may stop
+BOUND_NODES = 4
 POLLED = 4  # agents in one step
 ROWS = 100_000
 FILE = """
@@ -160,9 +162,13 @@ class ActionWorld:
         self.faults = True
         self._loses_replies = False
         self.fault_odds = rng.choice((0.0, 0.005, 0.02))
+        self.loses_gang_nodes = random.Random(f"{seed} scene").random() < GANG_SCENES
         self.trace: deque[str] = deque(maxlen=TRACE)
         self.digest = hashlib.blake2b(digest_size=16)
         self.laws.inherited = frozenset(row.request_id for row in self.placer.service.ledger.list_active_intents())
+        if self.loses_gang_nodes:
+            self.counts["gang scenes"] += 1
+            self._start_bound_gang()
         self._fill()
         self._publish()
 
@@ -198,11 +204,25 @@ class ActionWorld:
 
     def _fill(self) -> None:
         """Let jobs of all queues hold the fleet, or most of it."""
-        free = list(range(NODES - self.rng.choice((0, 0, 1, 4))))
+        held = {node for job in self.truth.running.values() for node in job.nodes}
+        free = [node for node in range(NODES - self.rng.choice((0, 0, 1, 4))) if node not in held]
+        queues, sizes = (("batch",), (1, 1, 2)) if self.loses_gang_nodes else (QUEUES[1:], (1, 1, 2, 3, 4))
         while free:
-            size = min(len(free), self.rng.choice((1, 1, 2, 3, 4)))
+            size = min(len(free), self.rng.choice(sizes))
             nodes, free = tuple(free[:size]), free[size:]
-            self._start(self._make_name(), 1, self.rng.choice(QUEUES[1:]), nodes, self._draw_manner(), 20_000.0)
+            self._start(self._make_name(), 1, self.rng.choice(queues), nodes, self._draw_manner(), 20_000.0)
+
+    def _start_bound_gang(self) -> None:
+        """Let a gang run that must stay in its rack, and whose class may stop others."""
+        self._submit(self._make_name(), 1, "front", BOUND_NODES, is_in_rack=True)
+        self._publish()
+        self.loop.run_until_complete(self.placer.worker.run_due_pass())
+        self._read_decisions()
+        for client in list(self.clients.values()):
+            client.start_steady_ms, client.run_s, client.manner = self.steady_ms, 1e6, Manner.OBEY
+            self._start_or_give_up(client)
+        for job in self.truth.running.values():
+            job.gang = None
 
     def _make_name(self) -> str:
         self._numbers += 1
@@ -376,13 +396,14 @@ class ActionWorld:
 
     def _act_as_client(self) -> None:
         if self.faults and len(self.clients) < MOST_WAITING and self.rng.random() < 0.5:
-            self._submit(self._make_name(), 1, self.rng.choice(QUEUES), self.rng.choice((1, 1, 2, 3, 4, 6)))
+            queues = (*QUEUES, *["batch"] * 6) if self.loses_gang_nodes else QUEUES
+            self._submit(self._make_name(), 1, self.rng.choice(queues), self.rng.choice((1, 1, 2, 3, 4, 6)))
         for client in list(self.clients.values()):
             if client.nodes:
                 self._start_or_give_up(client)
 
-    def _submit(self, name: str, attempt: int, queue: str, nodes: int) -> None:
-        level = "rack" if nodes <= RACK // 2 and self.rng.random() < 0.2 else None
+    def _submit(self, name: str, attempt: int, queue: str, nodes: int, is_in_rack: bool = False) -> None:
+        level = "rack" if is_in_rack or (nodes <= RACK // 2 and self.rng.random() < 0.2) else None
         request = PlacementRequest(
             request_id=f"r-{name}-{attempt}",
             job=name,
@@ -392,7 +413,8 @@ class ActionWorld:
             gpus_per_node=GPUS,
             topology=msgspec.convert({"required": level}, TopologyConstraint),
         )
-        client = Client(request, self._draw_manner(), self.rng.choice((200.0, 2000.0, 20_000.0)))
+        run_s = self.rng.choice((200.0, 2000.0, 20_000.0))
+        client = Client(request, self._draw_manner(), 20_000.0 if self.loses_gang_nodes else run_s)
         self._note(f"{request.request_id} of {queue} asks for {nodes} nodes")
 
         def work() -> None:
@@ -492,6 +514,18 @@ class ActionWorld:
         self.truth.repair(self.steady_ms)
         if self.faults and self.rng.random() < self.node_odds:
             self._hurt_node(self.rng.randrange(NODES))
+        if self.faults and self.loses_gang_nodes and self.rng.random() < 0.08:
+            self._lose_gang_node()
+
+    def _lose_gang_node(self) -> None:
+        """Let a node be lost for long under a gang that is bound to its rack. Other jobs have just saved their work."""
+        bound = [node for job in self.truth.running.values() if job.is_in_rack for node in job.nodes]
+        if bound and not self.truth.lost.keys() & set(bound):
+            node = self.rng.choice(bound)
+            self._note(f"node {node} is lost under a gang that is bound to its rack")
+            self.truth.lost[node] = self.steady_ms + 1_200_000
+            for job in self.truth.running.values():
+                job.checkpoint_ms = self.now_ms
 
     def _hurt_node(self, node: int) -> None:
         """Let a node be lost, or be likely to fail. Some of the jobs on a lost node fail with it."""
@@ -546,6 +580,8 @@ class ActionWorld:
             raise Broken("given once", f"{job.name} gets nodes of {users[0].name}, attempt {users[0].attempt}")
         self._note(f"{job.name} continues on {order.places} instead of {order.leaves}")
         self.counts[f"done {order.kind}{'' if order.payer or order.kind != 'shrink' else ' of recovery'}"] += 1
+        if found[1]["reason"].endswith("_borrow"):
+            self.counts["done replace by other jobs' nodes"] += 1
         if job.manner is Manner.LIE:
             left = tuple(node for node in order.leaves if node not in self.truth.lost)
             ghost = FleetJob(job.name, job.attempt, job.queue, left, job.started_ms, self.steady_ms + 900_000)
