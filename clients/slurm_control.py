@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 LONGEST = 60_000  # of a list of nodes, in characters: an argument may have 128 KiB
 _AWAY = re.compile(r"contact|timed out|connect|communicat|not responding|zero bytes|shutdown", re.IGNORECASE)
-_UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
+UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 _REASON = re.compile(r" Reason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])?(?= (?:Comment|Extra|InstanceId|ResvName)=|\s*$)")
 _EXTRA = re.compile(r" Extra=(.*?)(?= (?:Reason|InstanceId|ResvName)=|\s*$)")
 _FACTS = (  # Slurm alone writes these
@@ -122,7 +122,7 @@ class ScontrolCommands:
         try:
             found = await self._list_jobs("-j", job)
         except SlurmRefused as error:
-            if _UNKNOWN_JOB.search(str(error)):
+            if UNKNOWN_JOB.search(str(error)):
                 return None
             raise
         return found[0] if [one.id for one in found] == [job] else None

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleetcast.clients.slurm_control import ScontrolCommands, SlurmRefused, format_hostlists
+from fleetcast.clients.slurm_control import UNKNOWN_JOB, ScontrolCommands, SlurmRefused, format_hostlists
 
 PREFIX = "fleetcast-"  # of reservations, before the id of the job that gets the nodes
 _PREEMPT_TYPE = re.compile(r"^PreemptType\s*=\s*(\S+)", re.MULTILINE)
@@ -33,6 +33,18 @@ class SlurmJobCommands(ScontrolCommands):
         """Return Slurm's `PreemptType`, such as `preempt/none`. Raises SourceError and SlurmRefused."""
         found = _PREEMPT_TYPE.search(await self._run_command("scontrol", "show", "config"))
         return found[1] if found else ""
+
+    async def has_ended(self, job: str) -> bool:
+        """Return whether Slurm knows a job that neither waits nor runs. It forgets jobs after its `MinJobAge`.
+
+        Raises SourceError and SlurmRefused.
+        """
+        try:
+            return not await self._list_jobs("-j", job)
+        except SlurmRefused as error:
+            if UNKNOWN_JOB.search(str(error)):
+                return False
+            raise
 
     async def signal_job(self, job: str, signal: str, *, is_batch: bool) -> bool:
         """Send a signal to the script of a job, or to its steps if it has no script.

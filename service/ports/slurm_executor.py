@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 KINDS = frozenset({ActionKind.PREEMPT, ActionKind.SHRINK, ActionKind.GROW, ActionKind.REPLACE})
 NO_PREEMPTION = ("preempt/none", "(null)", "")
-RUNNING = "RUNNING"
+RUNNING, COMPLETING = "RUNNING", "COMPLETING"
 HOLD_S = 600  # how long nodes are reserved after the grace, at most
 CONFIG_S = 600.0  # between two readings of Slurm's PreemptType
 MOST_TIMEOUT_S = 10.0
@@ -117,15 +117,23 @@ class SlurmExecutor:
     # -- the first step
 
     async def _begin(self, order: ActionOrder, number: str) -> SendReply:
-        """Check the job, mark it, and send it the signal. Raises SourceError or SlurmRefused."""
+        """Check the job, mark it, and send it the signal. Raises SourceError or SlurmRefused.
+
+        A process that was killed after the signal leaves the action to be sent again. If the job has ended or requeued
+        itself by then, nothing is left to do.
+        """
         job = await self._slurm.find_job(number)
         if job is None:
-            return make_refusal(f"Slurm knows no job {number}")
+            if not await self._slurm.has_ended(number):
+                return make_refusal(f"Slurm knows no job {number}")
+            return make_refusal(f"job {number} has ended") if order.kind == ActionKind.GROW else ACCEPTED
         stop = parse_stop(job.admin_comment)
         if stop is not None and stop.action == order.action_id:
             return ACCEPTED if order.kind != ActionKind.GROW else await self._grow(order, job, stop)
         nodes = _list_nodes(job)
         freed = _list_freed_nodes(order, nodes)
+        if _has_given_up(job, order, freed):
+            return ACCEPTED
         why = _explain_refusal(job, order) or _explain_nodes(order, nodes, freed)
         if not why and stop is not None and not _has_happened(job, stop):
             why = f"action {stop.action} on the job has not ended"
@@ -348,6 +356,18 @@ async def _answer(work: Awaitable[SendReply]) -> SendReply:
 
 def _is_protected(job: ControlledJob) -> bool:
     return parse_preemptible(find_in_comment(job.comment)) is False
+
+
+def _has_given_up(job: ControlledJob, order: ActionOrder, freed: Sequence[str]) -> bool:
+    """Return whether the attempt of an action has ended, and the job has given up what the action frees.
+
+    freed: the nodes that the job still holds of those. A later attempt may hold them, but a stop is of one attempt.
+    """
+    if order.kind == ActionKind.GROW:
+        return False
+    if order.kind == ActionKind.PREEMPT:
+        return find_attempt(job) > order.attempt or job.state == COMPLETING
+    return find_attempt(job) > order.attempt and not freed
 
 
 def _explain_refusal(job: ControlledJob, order: ActionOrder) -> str:

@@ -249,6 +249,35 @@ def test_a_host_killed_before_its_reply_signals_once(
     assert count_checkpoints(tmp_path) == 1
 
 
+def test_a_job_that_requeues_itself_after_the_kill_of_the_host_has_stopped(
+    acting: ActingPlacer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = acting.slurm
+    script = (
+        f"trap 'echo saved >> {tmp_path}/checkpoints; scontrol requeue $SLURM_JOB_ID' USR1; while :; do sleep 0.2; done"
+    )
+    job = start(slurm, script, "-N1", "--nodelist=n1", "--requeue")
+    action = acting.open_action(job, "n1", payer="", grace_s=60.0)
+    with monkeypatch.context() as patch:
+
+        async def hang(*_: object) -> None:
+            await asyncio.Event().wait()
+
+        patch.setattr("fleetcast.service.actions_link.ActionsLink.accept", hang)
+        acting.run(lambda: shown(slurm, job, "Restarts") == "1")
+    slurm.until("its mark goes with the attempt", lambda: state(slurm, job) in ("PENDING", "RUNNING"))
+    slurm.run("scontrol", "update", f"JobId={job}", "AdminComment=")
+    assert acting.state(action)[0] == "sent"
+    acting.run(lambda: acting.state(action)[0] != "sent")
+    assert acting.state(action) == ("accepted", "")
+    assert count_checkpoints(tmp_path) == 1
+    done = start(slurm, "sleep 600", "-N1", "--nodelist=n2", "--no-requeue")
+    late = acting.open_action(done, "n2", payer="")
+    slurm.run("scancel", done)
+    slurm.until("it has ended", lambda: not slurm.run("squeue", "-h", "-t", "PD,R,CG", "-j", done).strip())
+    acting.run(lambda: acting.state(late)[0] == "accepted")
+
+
 def test_the_owner_forbids_a_stop_also_within_the_grace(acting: ActingPlacer) -> None:
     forbids = "fleetcast.io/preemptible=false"
     job = start(acting.slurm, "sleep 600", "-N1", "--requeue", f"--comment={forbids}")

@@ -32,6 +32,7 @@ class StoppableSlurm(SlurmJobCommands):
         super().__init__()
         self.queue = {job.id: job for job in jobs}
         self.held: dict[str, str] = {}
+        self.ended: set[str] = set()
         self.away_after, self.words = set(away_after), words
         self.calls: list[str] = []
 
@@ -48,6 +49,9 @@ class StoppableSlurm(SlurmJobCommands):
 
     async def find_job(self, job: str) -> ControlledJob | None:
         return self.queue.get(job)
+
+    async def has_ended(self, job: str) -> bool:
+        return job in self.ended
 
     async def read_preempt_type(self) -> str:
         return "preempt/none"
@@ -284,6 +288,43 @@ def test_a_job_with_an_open_action_is_not_stopped_by_a_second_action() -> None:
     stop = SlurmStop("shrink", "0e-1", 1, 0, 0, 900, ("n2",))
     marked = replace(VICTIM, admin_comment=add_stop("", stop))
     assert Site(StoppableSlurm(marked)).send() == (SendOutcome.REFUSED, "action 0e-1 on the job has not ended")
+
+
+ENDED = SendOutcome.ACCEPTED, ""
+
+
+@pytest.mark.parametrize("kind", ["preempt", "shrink", "replace"])
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+def test_a_job_that_requeues_itself_between_a_kill_and_the_next_try_has_stopped(kind: str, state: str) -> None:
+    """The executor is killed after its signal. Then its mark goes with the attempt, and the action is sent again."""
+    slurm, order = StoppableSlurm(VICTIM, PAYER), ORDER._replace(kind=kind)
+    site = Site(slurm)
+    assert site.send(order) == ENDED
+    slurm._change("1", state=state, restarts=1, nodes="n3" if state == "RUNNING" else "")
+    site.follow()
+    slurm._change("1", admin_comment="")
+    before = len(slurm.calls)
+    assert site.send(order) == ENDED
+    assert "signal" not in slurm.calls[before:]
+
+
+def test_a_job_that_requeues_itself_onto_the_same_nodes_gave_none_of_them_up() -> None:
+    again = replace(VICTIM, restarts=1)
+    assert Site(StoppableSlurm(again)).send() == ENDED, "its attempt has stopped"
+    for kind in ("shrink", "replace", "grow"):
+        reply = Site(StoppableSlurm(again)).send(ORDER._replace(kind=kind))
+        assert reply == (SendOutcome.REFUSED, "job 1 runs its attempt 2, not 1")
+
+
+def test_a_job_that_ends_between_a_kill_and_the_next_try_has_stopped() -> None:
+    completing = replace(VICTIM, state="COMPLETING")
+    assert Site(StoppableSlurm(completing)).send() == ENDED
+    slurm = StoppableSlurm(PAYER)
+    assert Site(slurm).send() == (SendOutcome.REFUSED, "Slurm knows no job 1")
+    slurm.ended.add("1")
+    assert Site(slurm).send() == ENDED
+    assert Site(slurm).send(ORDER._replace(kind="shrink")) == ENDED
+    assert Site(slurm).send(ORDER._replace(kind="grow")) == (SendOutcome.REFUSED, "job 1 has ended")
 
 
 @pytest.mark.parametrize(
