@@ -28,7 +28,7 @@ ACTION: dict[str, Any] = {
     "grace_s": 120.0,
     "cost_gpu_s": 7200.0,
     "sentence": "stops attempt 1 of train-7 (16 GPUs) for request train-43-1: a queue gets back what it is guaranteed "
-    "(guaranteed 64, held 40)",
+    "(GPU-hours: any set at least 2.00, this set 2.00)",
     "why": "",
     "changed": 1042,
 }
@@ -44,7 +44,7 @@ DETAILS = {
         "gain": 0.0,
     },
     "reason": "guarantee",
-    "numbers": {"guaranteed": 64.0, "held": 40.0},
+    "numbers": {"set_gpu_s": 7200.0, "bound_gpu_s": 7200.0},
     "rejected": [{"jobs": ["train-9"], "gpus": 16.0, "cost_gpu_s": 91000.0, "code": "dearer"}],
     "life": [
         {"state": "proposed", "time_ms": 1760000000000},
