@@ -7,6 +7,7 @@ import { clockTime, count, figure, list, num, object, rows, sentence, text } fro
 const SHOWN = 8;
 const SECONDS_PER_HOUR = 3600;
 const VERBS = { place: "places", shrink: "shrinks", grow: "grows", preempt: "stops", move: "moves", replace: "replaces nodes of" };
+const HAPPENED = { place: "placed", shrink: "shrank", grow: "grew", preempt: "stopped", move: "moved", replace: "replaced nodes of" };
 const OPEN = new Set(["proposed", "sent", "accepted"]);
 const ORDER = ["accepted", "sent", "proposed"];
 const SWITCHES = {
@@ -21,15 +22,16 @@ export const isOpen = (row) => OPEN.has(text(row.state));
 function costOf(row) {
   const cost = num(row.cost_gpu_s);
   if (cost === null) return "cost not known";
-  const hours = `${figure(Math.abs(cost) / SECONDS_PER_HOUR)} GPU-hours`;
+  const amount = figure(Math.abs(cost) / SECONDS_PER_HOUR);
+  const hours = `${amount} GPU-hour${amount === "1" ? "" : "s"}`;
   return cost < 0 ? `saves ${hours}` : `costs ${hours}`;
 }
 
-/** "accepted since 14:02, by 14:05". An action that is only advice has nothing that carries it out. */
+/** "accepted 14:02, expires 14:05". An action that is only advice has nothing that carries it out. */
 function stateOf(row, nowMs) {
   const since = `${text(row.state)} ${clockTime(num(row.since_ms), nowMs)}`;
   if (!isOpen(row)) return since;
-  return text(row.executor) === "advice" ? `${since}, advice only` : `${since}, ends by ${clockTime(num(row.by_ms), nowMs)}`;
+  return text(row.executor) === "advice" ? `${since}, advice only` : `${since}, expires ${clockTime(num(row.by_ms), nowMs)}`;
 }
 
 /** The reason in words: what follows the colon of the sentence, and why the action is in its state. */
@@ -39,18 +41,24 @@ function reasonOf(row) {
   return [at < 0 ? said : said.slice(at + 2), text(row.why)].filter(Boolean).map(sentence).join(" · ");
 }
 
-/** Rows of one action each, into `root`. `acts`: openJob(job), why(request). */
-export function actionRows(root, found, nowMs, acts) {
-  const known = unique(found.filter((row) => text(row.action_id)), (row) => row.action_id);
-  keyed(root, known, (row) => row.action_id, (row) => makeRow(row, acts), (item, row) => writeRow(item, row, nowMs));
+/** What an action does, or did, to its job. */
+function deedOf(row) {
+  const verbs = text(row.state) === "seen" || text(row.state) === "late" ? HAPPENED : VERBS;
+  return `${verbs[text(row.kind)] ?? text(row.kind)} `;
 }
 
-function makeRow(row, acts) {
-  const payer = text(row.payer);
+/** Rows of one action each, into `root`. `acts`: openJob(job), why(request). `own`: the job or request of the page. */
+export function actionRows(root, found, nowMs, acts, own = "") {
+  const known = unique(found.filter((row) => text(row.action_id)), (row) => row.action_id);
+  keyed(root, known, (row) => row.action_id, (row) => makeRow(row, acts, own), (item, row) => writeRow(item, row, nowMs));
+}
+
+function makeRow(row, acts, own) {
+  const [job, payer] = [text(row.job), text(row.payer) === own ? "" : text(row.payer)];
   return h(
     "li",
     { class: "row" },
-    h("span", { class: "deed" }, `${VERBS[text(row.kind)] ?? text(row.kind)} `, h("button", { class: "link name", onclick: () => acts.openJob(text(row.job)) }, text(row.job))),
+    h("span", { class: "deed" }, h("span"), job === own ? h("b", {}, job) : h("button", { class: "link name", onclick: () => acts.openJob(job) }, job)),
     h("span", { class: "place" }, payer ? "for " : "", payer ? h("button", { class: "link", onclick: () => acts.why(payer) }, payer) : ""),
     h("span", { class: "cost" }),
     h("span", { class: "state" }),
@@ -59,7 +67,8 @@ function makeRow(row, acts) {
 }
 
 function writeRow(item, row, nowMs) {
-  const [, , cost, state, why] = item.children;
+  const [deed, , cost, state, why] = item.children;
+  say(deed.firstChild, deedOf(row));
   item.dataset.state = text(row.state);
   say(cost, `${count(num(row.gpus) ?? 0, "GPU")}, ${costOf(row)}`);
   say(state, stateOf(row, nowMs));

@@ -155,7 +155,7 @@ export function jobView(acts) {
   view.stops = (answer, { nowMs }) => {
     const found = rows(object(answer).rows).reverse();
     say(parts.stops[0], stopsLine(found));
-    actionRows(parts.stops[1], found, nowMs, acts);
+    actionRows(parts.stops[1], found, nowMs, acts, text(object(found[0]).job));
   };
   view.print = (answer, { nowMs }) => {
     const body = object(answer);

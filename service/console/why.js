@@ -40,7 +40,7 @@ export function whyView(acts, request) {
   const action = h("p", { class: "action", hidden: true });
   const ladder = h("ol", { class: "ladder" });
   const taken = h("section", { hidden: true }, h("h3", {}, "What is done to running jobs for it"), h("ol", { class: "rows actions" }));
-  const starts = h("p", { class: "why" });
+  const starts = h("p", { class: "why starts" });
   const foot = h("p", { class: "foot" });
   const element = h("div", { class: "page" }, facts, action, h("section", {}, h("h3", {}, "Step by step"), ladder), taken, starts, foot);
   const link = (name) => h("button", { class: "link", onclick: () => acts.why(name) }, name);
@@ -62,7 +62,7 @@ export function whyView(acts, request) {
       say(action, sentence(body.sentence));
       keyed(ladder, steps, (step) => `${steps.indexOf(step)} ${text(step.code)}`, () => h("li", {}, h("h4"), h("p"), h("p", { class: "chips" })), write);
       taken.hidden = !actions.length;
-      actionRows(taken.lastChild, actions, nowMs, acts);
+      actionRows(taken.lastChild, actions, nowMs, acts, request);
       const when = interval(body.start_ms, nowMs);
       say(starts, when ? `Starts ${when}.` : "When it starts is not known yet.");
       say(foot, `as of ${clockTime(num(body.as_of_ms))} UTC`);
