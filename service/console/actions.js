@@ -8,6 +8,7 @@ const SHOWN = 8;
 const SECONDS_PER_HOUR = 3600;
 const VERBS = { place: "places", shrink: "shrinks", grow: "grows", preempt: "stops", move: "moves", replace: "replaces nodes of" };
 const HAPPENED = { place: "placed", shrink: "shrank", grow: "grew", preempt: "stopped", move: "moved", replace: "replaced nodes of" };
+const RECOVERY = "recovery of "; // begins a payer that is no request but a gang which lost nodes
 const OPEN = new Set(["proposed", "sent", "accepted"]);
 const ORDER = ["accepted", "sent", "proposed"];
 const SWITCHES = {
@@ -59,7 +60,7 @@ function makeRow(row, acts, own) {
     "li",
     { class: "row" },
     h("span", { class: "deed" }, h("span"), job === own ? h("b", {}, job) : h("button", { class: "link name", onclick: () => acts.openJob(job) }, job)),
-    h("span", { class: "place" }, payer ? "for " : "", payer ? h("button", { class: "link", onclick: () => acts.why(payer) }, payer) : ""),
+    h("span", { class: "place" }, payer ? "for " : "", payer.startsWith(RECOVERY) ? payer : payer && h("button", { class: "link", onclick: () => acts.why(payer) }, payer)),
     h("span", { class: "cost" }),
     h("span", { class: "state" }),
     h("span", { class: "why" }),
