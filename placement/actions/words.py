@@ -78,7 +78,7 @@ def describe_numbers(numbers: Mapping[str, float]) -> str:
     if "nodes" in numbers:
         parts.append(_format_count(numbers["nodes"], "node"))
     if numbers.get("p", 1.0) < 1:
-        parts.append(f"probability {100 * numbers['p']:.2g}%")
+        parts.append(f"probability {100 * numbers['p']:.3g}%")
     costs = sorted((gpu_s, name.removesuffix(GPU_S)) for name, gpu_s in numbers.items() if name.endswith(GPU_S))
     if costs:
         shown = [f"{COSTS.get(name, name)} {gpu_s / 3600:,.2f}" for gpu_s, name in costs]

@@ -98,9 +98,9 @@ def test_the_sentence_says_what_for_whom_and_why() -> None:
     )
     grown = make_action(kind=ActionKind.GROW, payer="", reason=ActionReason("a_new_code"))
     assert describe_action(grown) == "grows attempt 1 of big by 4 GPUs: a_new_code"
-    numbers = {"nodes": 2.0, "p": 0.0501, "wait_gpu_s": 7200.0, "spare_gpu_s": 36.0, "new": 1.5}
+    numbers = {"nodes": 2.0, "p": 0.9961, "wait_gpu_s": 7200.0, "spare_gpu_s": 36.0, "new": 1.5}
     moved = make_action(kind=ActionKind.REPLACE, gpus=1.0, reason=ActionReason("foreseen_spare", numbers), payer="")
     assert describe_action(moved) == (
         "replaces nodes of attempt 1 of big (1 GPU): nodes are likely to fail, and spare nodes join "
-        "(new 1.5, 2 nodes, probability 5%, GPU-hours: spare nodes 0.01, waiting 2.00)"
+        "(new 1.5, 2 nodes, probability 99.6%, GPU-hours: spare nodes 0.01, waiting 2.00)"
     )
