@@ -62,6 +62,8 @@ def demo(
     """
     if input not in ("trace", "h100"):
         raise typer.BadParameter(f"{input!r}: must be trace or h100", param_hint="--input")
+    if input == "h100" and faults is not None:
+        raise typer.BadParameter("has no effect with --input h100: recorded runs have their own", param_hint="--faults")
     check_outputs(Path(json_path) if json_path is not None else None)
     options = DemoOptions(seconds, seed, speed, at, input, faults, port, folder, story, worth, kafka)
     report, problems = asyncio.run(_run_demo(options))

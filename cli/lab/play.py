@@ -23,20 +23,25 @@ if TYPE_CHECKING:
     from fleetcast.training.sets.job_sets import HistoryJobs
 
 BAR, REDRAW_S = 30, 0.2
-NO_CHECKPOINTS, EXPONENT = 0.2, 0.9  # defaults of options
+GPUS_PER_NODE, MAX_WAIT_H, SEED, NO_CHECKPOINTS, EXPONENT = 8, 24.0, 1, 0.2, 0.9  # defaults of options
 
 TraceArgument = Annotated[
     Path, typer.Argument(help="A job history: a file, or the folder of a set (docs/queues.md).", metavar="TRACE")
 ]
 NodesOption = Annotated[int | None, typer.Option(min=1, max=20_000, help="Nodes of the fleet.")]
-EachOption = Annotated[int, typer.Option("--gpus-per-node", min=1, max=1024, help="With --nodes.")]
+EachOption = Annotated[
+    int | None, typer.Option("--gpus-per-node", min=1, max=1024, help=f"With --nodes [{GPUS_PER_NODE}].")
+]
 CapacityOption = Annotated[
     int | None, typer.Option(min=1, max=10_000_000, help="Instead of nodes: GPUs or cores, wherever they are.")
 ]
 QueuesOption = Annotated[Path | None, typer.Option(help="The file of queues; without it all jobs are in one.")]
 PolicyOption = Annotated[list[str] | None, typer.Option(help="Only this method; repeat it [all].", metavar="NAME")]
 MaxWaitOption = Annotated[
-    float, typer.Option(min=0.01, max=1e6, help="Hours after which no other job passes one; --queues has its own.")
+    float | None,
+    typer.Option(
+        min=0.01, max=1e6, help=f"Without --queues: hours after which no other job passes one [{MAX_WAIT_H:g}]."
+    ),
 ]
 RefusedOption = Annotated[
     float, typer.Option(min=0, max=0.9, help="Share of starts that are refused outside, the same in every run.")
@@ -55,7 +60,8 @@ NoCheckpointsOption = Annotated[
     typer.Option(min=0, max=1, help=f"With --reclaim: share of jobs that never write a checkpoint [{NO_CHECKPOINTS}]."),
 ]
 SeedOption = Annotated[
-    int, typer.Option(min=0, help="Seed of the checkpoint intervals, or with --elastic of the elastic jobs.")
+    int | None,
+    typer.Option(min=0, help=f"With --reclaim: seed of the checkpoints. With --elastic: of the elastic jobs [{SEED}]."),
 ]
 ElasticOption = Annotated[
     list[float] | None,
@@ -75,15 +81,15 @@ FaultsOption = Annotated[
 def play(
     trace: TraceArgument,
     nodes: NodesOption = None,
-    gpus_per_node: EachOption = 8,
+    gpus_per_node: EachOption = None,
     capacity: CapacityOption = None,
     queues: QueuesOption = None,
     policy: PolicyOption = None,
-    max_wait_h: MaxWaitOption = 24.0,
+    max_wait_h: MaxWaitOption = None,
     refused: RefusedOption = 0.0,
     reclaim: ReclaimOption = None,
     no_checkpoints: NoCheckpointsOption = None,
-    seed: SeedOption = 1,
+    seed: SeedOption = None,
     faults: FaultsOption = None,
     elastic: ElasticOption = None,
     exponent: ExponentOption = None,
@@ -120,7 +126,9 @@ def play(
     check_outputs(json, html=html)
     _check_reclaim_options(reclaim, faults, no_checkpoints, nodes, html)
     _check_elastic_options(elastic, exponent, reclaim, policy, html)
-    scene, about = _make_scene(trace, _parse_machine_size(nodes, gpus_per_node, capacity), queues, max_wait_h, refused)
+    _check_plain_options(seed, max_wait_h, queues, has_draws=bool(reclaim or elastic))
+    machine, seed = _parse_machine_size(nodes, gpus_per_node, capacity), SEED if seed is None else seed
+    scene, about = _make_scene(trace, machine, queues, MAX_WAIT_H if max_wait_h is None else max_wait_h, refused)
     if elastic:
         from fleetcast.cli.lab.play_elastic import play_elastic_methods
 
@@ -171,6 +179,18 @@ def _check_elastic_options(
         raise ConfigError("--elastic plays the plan that serves: leave out --reclaim and --policy")
     if exponent and not elastic:
         raise ConfigError(f"--exponent {exponent[0]:g} has no effect: add --elastic SHARE")
+
+
+def _check_plain_options(seed: int | None, max_wait_h: float | None, queues: Path | None, *, has_draws: bool) -> None:
+    """Raise ConfigError for an option that the other options leave without effect. has_draws: something is drawn."""
+    from fleetcast.fleet.errors import ConfigError
+
+    if seed is not None and not has_draws:
+        raise ConfigError(f"--seed {seed} has no effect: nothing is drawn without --reclaim or --elastic")
+    if max_wait_h is not None and queues is not None:
+        raise ConfigError(
+            f"--max-wait-h {max_wait_h:g} has no effect with --queues {queues}: set max_wait_h in its [policy]"
+        )
 
 
 def _make_scene(
@@ -227,16 +247,19 @@ def _read_faults(path: Path | None, scene: "PlayScene") -> "list[NodeFault]":
     return [] if path is None else read_node_faults(path, scene.nodes)
 
 
-def _parse_machine_size(nodes: int | None, each: int, capacity: int | None) -> tuple[int, int]:
+def _parse_machine_size(nodes: int | None, each: int | None, capacity: int | None) -> tuple[int, int]:
     """Return (nodes, GPUs of each node), or (0, all GPUs) if only the number of all GPUs is given.
 
-    Raises ConfigError if both options are given, or neither.
+    Raises ConfigError if nodes and a capacity are given, or neither, or GPUs of each node with a capacity.
     """
     from fleetcast.fleet.errors import ConfigError
 
     if (nodes is None) == (capacity is None):
         raise ConfigError("name the machine: either --nodes 133 --gpus-per-node 8, or --capacity 1064")
-    return (nodes, each) if nodes is not None else (0, capacity or 0)
+    if capacity is not None and each is not None:
+        why = f"--capacity {capacity} counts GPUs wherever they are; leave one out, or name --nodes"
+        raise ConfigError(f"--gpus-per-node {each} has no effect: {why}")
+    return (0, capacity) if capacity is not None else (nodes or 0, each or GPUS_PER_NODE)
 
 
 def _read_trace(path: Path) -> "tuple[HistoryJobs, Counter[str]]":

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fleetcast.simulator.faults.fault_file import FaultFile
     from fleetcast.simulator.run import SimulationOptions
 
-KAFKA_PARTITIONS = 8
+KAFKA_PARTITIONS, KAFKA_TOPIC = 8, "fleetcast.telemetry"
 ApiOption = Annotated[str, typer.Option(help="Where the product's API listens; its token: FLEETCAST_TOKEN.")]
 UnrulyOption = Annotated[
     float, typer.Option(help="Share of job agents that refuse, hang, lie, reply late or twice, or die.", min=0, max=1)
@@ -118,14 +118,15 @@ def simulate_cluster(
         bool, typer.Option(help="Under large gangs a node throttles and another one fails; an urgent gang arrives.")
     ] = True,
     faults: Annotated[Path | None, typer.Option(help="A TOML file of fault kinds and rates.")] = None,
-    nodes: Annotated[int, typer.Option(help="Nodes of eight GPUs.", min=1, max=100_000)] = 133,
+    nodes: Annotated[int | None, typer.Option(help="Nodes of eight GPUs [133].", min=1, max=100_000)] = None,
     teams: Annotated[bool, typer.Option("--teams", help="Deal the jobs to teams and write their queues.toml.")] = False,
     unruly: UnrulyOption = 0.0,
     port: Annotated[int, typer.Option(help="Port of the exporter pages [a free one].", min=0, max=65_535)] = 0,
     kafka: Annotated[str, typer.Option(help="HOST:PORT of brokers: telemetry goes there, too.")] = "",
     kafka_topic: Annotated[
-        str, typer.Option(help="Its topic, which is created if it does not exist.")
-    ] = "fleetcast.telemetry",
+        str | None,
+        typer.Option(help=f"With --kafka: its topic, which is created if it does not exist [{KAFKA_TOPIC}]."),
+    ] = None,
 ) -> None:
     """Run a fleet: exporter pages over HTTP, jobs sent to the product's queue, seeded faults.
 
@@ -146,6 +147,11 @@ def simulate_cluster(
 
     if input not in ("trace", "h100"):
         raise typer.BadParameter(f"{input!r}: must be trace or h100", param_hint="--input")
+    unused = {"--teams": teams, "--unruly": unruly > 0, "--faults": faults is not None, "--nodes": nodes is not None}
+    if input == "h100" and (names := [name for name, is_set in unused.items() if is_set]):
+        raise typer.BadParameter("has no effect with --input h100", param_hint=", ".join(names))
+    if kafka_topic is not None and not kafka:
+        raise typer.BadParameter("has no effect: add --kafka HOST:PORT", param_hint="--kafka-topic")
     options = SimulationOptions(
         out=out,
         api=api,
@@ -157,11 +163,11 @@ def simulate_cluster(
         story=story,
         faults=faults,
         port=port,
-        spec=FleetSpec(nodes=nodes),
+        spec=FleetSpec() if nodes is None else FleetSpec(nodes=nodes),
         teams=teams,
         unruly_share=unruly,
     )
-    _run_cluster(options, kafka, kafka_topic)
+    _run_cluster(options, kafka, kafka_topic or KAFKA_TOPIC)
 
 
 @app.command("faults")
@@ -190,6 +196,9 @@ def write_fault_run(
 
     file = FaultFile() if config is None else read_fault_file(config)
     file = file if seed is None else replace(file, seed=seed)
+    if print_config and (out is not None or recorded):
+        name = "--out" if out is not None else "--recorded"
+        raise typer.BadParameter("has no effect with --print-config", param_hint=name)
     if print_config:
         echo_text(format_fault_file(file), nl=False)
         return

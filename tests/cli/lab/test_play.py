@@ -90,6 +90,12 @@ def test_without_limits_their_peers_are_left_out_and_what_cannot_be_played_is_co
         (("--capacity", 8, "--policy", "kueue_order"), "--policy kueue_order: needs --queues FILE"),
         (("--capacity", 8, "--exponent", 0.5), "--exponent 0.5 has no effect: add --elastic SHARE"),
         (("--capacity", 8, "--no-checkpoints", 0), "--no-checkpoints 0 has no effect: add --reclaim SECONDS"),
+        (("--capacity", 8, "--gpus-per-node", 8), "--gpus-per-node 8 has no effect: --capacity 8 counts GPUs wherever"),
+        (("--capacity", 8, "--seed", 1), "--seed 1 has no effect: nothing is drawn without --reclaim or --elastic"),
+        (
+            ("--capacity", 8, "--queues", "q.toml", "--max-wait-h", 24),
+            "--max-wait-h 24 has no effect with --queues q.toml",
+        ),
         (("--capacity", 8, "--queues", "none.toml"), "cannot read none.toml"),
     ],
 )

@@ -53,6 +53,23 @@ def test_a_wrong_file_is_refused_with_the_key_and_the_fix(tmp_path: Path) -> Non
     assert "no text in UTF-8" in str(refusal)
 
 
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("cluster", "--input", "h100", "--nodes", "4", "--teams"), ("--nodes", "--teams", "h100")),
+        (("cluster", "--input", "h100", "--faults", "faults.toml"), ("--faults", "h100")),
+        (("cluster", "--input", "h100", "--unruly", "0.5"), ("--unruly", "h100")),
+        (("cluster", "--kafka-topic", "telemetry"), ("--kafka-topic", "--kafka HOST:PORT")),
+        (("faults", "--print-config"), ("--out", "--print-config")),
+    ],
+)
+def test_options_that_have_no_effect_together_are_refused(
+    tmp_path: Path, words: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    said = run(*words, "--out", str(tmp_path), code=2)
+    assert all(name in said for name in (*names, "no effect"))
+
+
 @pytest.mark.parametrize("teams", [False, True])
 def test_a_simulated_queue_is_told_start_times(tmp_path: Path, teams: bool) -> None:
     spec, start_ms = FleetSpec(nodes=4), 1_760_000_000_000
