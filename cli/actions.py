@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 
 PAGE = 1000
+OPEN = ("proposed", "sent", "accepted")
 FEW = 8  # nodes in a sentence
 TERMS = {
     "lost": "work since the last checkpoint, done again",
@@ -83,9 +84,8 @@ def show(action_id: IdArgument, url: UrlOption = None, as_json: JsonFlag = False
         echo_text(json.dumps(body, indent=2))
         return
     echo(f"{body['sentence']}; {_describe_executor(body['executor'])}")
-    echo(
-        f"{body['state']}; it expires at {format_utc(body['by_ms'])}, time for a last checkpoint: {body['grace_s']:g} s"
-    )
+    expires = f"; it expires at {format_utc(body['by_ms'])}" if body["state"] in OPEN else ""
+    echo(f"{body['state']}{expires}; time for a last checkpoint: {body['grace_s']:g} s")
     for name, gpu_s in body["cost"].items():
         if gpu_s:
             echo(f"  {name:<10} {gpu_s / 3600:10,.2f} GPU-hours: {TERMS.get(name, name)}")

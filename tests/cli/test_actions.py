@@ -57,6 +57,8 @@ def test_actions_are_listed_and_shown(served: ServedPlacer) -> None:
     ):
         assert part in text
     assert text.splitlines()[-1] == "withdrawn: the request was cancelled"
+    assert text.splitlines()[1] == "withdrawn; time for a last checkpoint: 120 s"
+    assert "proposed; it expires at 2020-" in run(served, "actions", "show", first)
     assert json.loads(run(served, "actions", "show", second, "--json"))["state"] == "withdrawn"
     for nonsense in ("nothing", "", "../queue"):
         with pytest.raises(FleetcastError, match=f"no action '{nonsense}'; `fleetcast actions list --all` names"):
