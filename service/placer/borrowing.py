@@ -14,6 +14,7 @@ from msgspec import structs
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.actions.action import JobAction, make_recovery_payer
 from fleetcast.placement.actions.life import ActionRecord, ActionState
+from fleetcast.placement.engine import fits_now
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.promised import count_promises
@@ -83,22 +84,21 @@ class BorrowingPass:
         standing.add_held(leaf, standing.compute_amounts(request, request.members.min), -1.0)
         barred = {**self.facts.barred, job: Eligibility.IN_ACTION}
         facts = replace(self.facts, impatient=payer, barred=barred, rigid=self.facts.rigid | {job})
-        state = view, standing, self.holds, facts, options
-        proposal = propose_reclaim(request, *state, self._estimate_fit_ms(job, request, options), loss_ms)
+        proposal = propose_reclaim(request, view, standing, self.holds, facts, options, NEVER_MS, loss_ms)
         victims = proposal.victims
         stopping = (*(shrink.job for shrink in proposal.shrinks), *(victims.chosen.jobs if victims else ()))
-        if victims is None or not stopping:
+        if victims is None or not stopping or self._fits_soon(job, request, options):
             return None
         after_s = max(0.0, self.facts.policy.patience_s - (now_ms - loss_ms) / 1000)
         found = BorrowedNodes(victims.decision.ranks, stopping, victims.chosen.cost_gpu_s, after_s)
         self.found[job] = found, proposal
         return found
 
-    def _estimate_fit_ms(self, job: str, request: PlacementRequest, options: Options) -> int:
-        """Return when a request should fit by itself in Unix ms, while its gang holds its nodes."""
-        timeline = Timeline(self.fleet.view, [release for release in self.releases if release.job != job])
-        step = timeline.find_first_fit(request, options)
-        return NEVER_MS if step is None else timeline.ahead[step - 1].end_ms if step else options.now_ms
+    def _fits_soon(self, job: str, request: PlacementRequest, options: Options) -> bool:
+        """Return whether jobs that end soon make room for a request, while its gang holds its nodes."""
+        soon_ms = self.options.now_ms + round(1000 * self.facts.policy.patience_s)
+        ending = [release for release in self.releases if release.end_ms <= soon_ms and release.job != job]
+        return fits_now(request, Timeline(self.fleet.view, ending).make_view_after(len(ending)), options)
 
     def choose(self, job: str) -> ReclaimProposal | None:
         """Record that the last search for a gang is used, so that its jobs leave for no other gang.
