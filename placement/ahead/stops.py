@@ -23,7 +23,7 @@ from fleetcast.placement.plan.timeline import add_request_placement
 from fleetcast.placement.plan.turns import QueueTurns
 
 MOST_ENTRIES = 100  # for which victims are searched, 3 to 10 ms each. Most queues have none after a few.
-PASS_S = 15.0  # a pass stops jobs for one request, and the next pass for the next one
+PASS_S = 15.0  # from pass to pass; each stops jobs for one request
 SPREAD = 0.6  # of the logarithm of the time that a stop takes
 SOONEST_S = 15.0  # a stop that is overdue may be seen at any time
 
@@ -108,7 +108,7 @@ class StopsAhead:
             standing.add_held(hold.leaf, hold.amounts)
             view = add_request_placement(remove_jobs(view, stopped), request, proposal.victims.decision.ranks)
             waited_s = (options.now_ms - entry.queued_ms) / 1000
-            later_s = max(later_s + PASS_S, facts.policy.patience_s - waited_s)
+            later_s = max(later_s + PASS_S, facts.policy.patience_s - waited_s + PASS_S / 2)  # the next pass sees it
             found[request_id] = PlannedStop(self._draw_stop_s(request_id, later_s), frozenset(stopped))
         return found
 

@@ -10,7 +10,7 @@ from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.actions.breaker import BreakerCapacity, BreakerLimits
 from fleetcast.placement.ahead.paths import Timelines, sample_timelines
 from fleetcast.placement.ahead.run_draws import PATHS
-from fleetcast.placement.ahead.stops import NO_STOPS, SOONEST_S, SentStop, StopsAhead
+from fleetcast.placement.ahead.stops import NO_STOPS, PASS_S, SOONEST_S, SentStop, StopsAhead
 from fleetcast.placement.machines.running_jobs import RUN_LEVELS, RunningJobs, make_running_jobs
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.promised import SendingBounds
@@ -82,7 +82,7 @@ def test_it_first_waits_for_the_patience_and_the_longer_it_has_waited_the_less()
     jobs = make_table()
     full, half = (sample(jobs, make_stops(jobs), make_entry("owed", waited_s)) for waited_s in (0.0, 30.0))
     np.testing.assert_allclose(full.starts_s["owed"] - half.starts_s["owed"], 30.0, rtol=1e-4)
-    np.testing.assert_allclose(np.median(half.starts_s["owed"]), 30.0 + STOP_S, rtol=0.05)
+    np.testing.assert_allclose(np.median(half.starts_s["owed"]), 30.0 + PASS_S / 2 + STOP_S, rtol=0.05)
 
 
 def test_no_more_requests_start_early_than_the_guarantee_allows() -> None:
