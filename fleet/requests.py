@@ -14,6 +14,7 @@ from fleetcast.fleet.node_names import explain_node_name_fault, is_node_name
 from fleetcast.fleet.topology import Level
 
 WHOLE_GPU = 1000  # thousandths
+_LEVELS: dict[str | None, Level | None] = {None: None, "": None} | {level.value: level for level in Level}
 
 LevelName = Literal["node", "nvlink_domain", "rack", "rail_group", "block", "cluster"]
 Outcome = Literal["placed", "refused", "queued"]
@@ -121,11 +122,11 @@ class PlacementRequest(
 
     @property
     def required(self) -> Level | None:
-        return Level(self.topology.required) if self.topology.required else None
+        return _LEVELS[self.topology.required]
 
     @property
     def preferred(self) -> Level | None:
-        return Level(self.topology.preferred) if self.topology.preferred else None
+        return _LEVELS[self.topology.preferred]
 
 
 class RunnerUp(msgspec.Struct, frozen=True):

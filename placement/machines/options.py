@@ -77,6 +77,9 @@ def compute_worst_risk(view: ClusterView, options: Options) -> NDArray[np.float6
 
 def find_highest_risk(view: ClusterView, options: Options) -> float:
     """Return the highest `compute_worst_risk` of all nodes, 0 if there are none."""
-    worst = compute_worst_risk(view, options)
-    found: float = view.memo.get_or_compute("highest", (worst,), lambda: float(worst.max(initial=0.0)))
+
+    def compute() -> float:
+        return float(compute_worst_risk(view, options).max(initial=0.0))
+
+    found: float = view.memo.get_or_compute(("highest", options.prior_risk), (view.p_fail, view.p_slow), compute)
     return found
