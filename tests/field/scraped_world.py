@@ -71,19 +71,22 @@ class ScrapedWorld:
 
     def tick(self) -> Board:
         asyncio.run(self.pipeline.tick())
+        return self.read_board()
+
+    def read_board(self) -> Board:
         board = BoardReader(self.config.board).latest()
         assert board is not None
         return board
 
-    def run(self, for_s: float, pages: Mapping[str, bytes | None] | None = None) -> Board:
+    def run(self, for_s: float, pages: Mapping[str, bytes | None] | None = None, every_s: float = INTERVAL_S) -> Board:
         """Scrape and tick for so many seconds. pages: what targets answer from now on, by URL or host."""
         urls = {spec.host: spec.url for spec in self._specs}
         self.pages |= {urls.get(target, target): page for target, page in (pages or {}).items()}
-        for _ in range(round(for_s / INTERVAL_S)):
-            self.clock.advance(INTERVAL_S)
+        for _ in range(round(for_s / every_s)):
+            self.clock.advance(every_s)
             self.scrape()
-            board = self.tick()
-        return board
+            asyncio.run(self.pipeline.tick())
+        return self.read_board()
 
     def save(self) -> None:
         asyncio.run(self.pipeline.save())

@@ -47,7 +47,7 @@ def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
 
 
 def ask(port: int, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(method, path, body)
         response = connection.getresponse()
@@ -73,7 +73,7 @@ def test_a_huge_body_is_refused_and_the_server_stays_small(tmp_path: Path) -> No
 def test_it_ends_soon_on_sigterm_though_a_stream_is_open(tmp_path: Path) -> None:
     publish(tmp_path)
     with serving(tmp_path) as (process, port):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request("GET", "/v1/stream")
         response = connection.getresponse()
         assert response.read1(100).startswith(b"retry:")

@@ -103,7 +103,7 @@ def no_secret_shows(closed: Service) -> None:
 
 def test_the_placer_answers_nobody_but_those_who_may(closed: Service) -> None:
     def ask(authorization: str) -> int:
-        connection = http.client.HTTPConnection("127.0.0.1", closed.port + 1, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", closed.port + 1, timeout=60)
         connection.request("GET", "/queue", headers={"Authorization": authorization} if authorization else {})
         status = connection.getresponse().status
         connection.close()
@@ -171,7 +171,7 @@ class Api:
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
         """Status 0 when nobody answers."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()

@@ -100,7 +100,7 @@ def test_a_serving_engine_is_seen_as_a_served_model_and_makes_no_node(
     assert row["generated_tokens_per_s"] > 0
     assert row["instances"][0]["instance"].startswith("127.0.0.1:")
     assert service.get("/v1/fleet")["nodes"] == []
-    metrics = urllib.request.urlopen(f"http://127.0.0.1:{service.port}/metrics", timeout=10).read().decode()
+    metrics = urllib.request.urlopen(f"http://127.0.0.1:{service.port}/metrics", timeout=60).read().decode()
     assert 'fleetcast_served_requests_running{pool="default",model="meta/llama"} 7' in metrics
     reader = Reader(tmp_path / "reader", {"127.0.0.1:8080": f"127.0.0.1:{service.port}"})
     reader.run_page(ROOT / "docs/sources/infiniband.md", "run in hosts")

@@ -112,7 +112,7 @@ def post(service: Service, version: int, rows: list[Row]) -> int:
     request = urllib.request.Request(f"http://127.0.0.1:{service.port}/api/v1/write", body, method="POST")
     request.add_header("Content-Type", f"application/x-protobuf;proto={MESSAGES[version]}")
     request.add_header("Content-Encoding", "snappy")
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return int(answer.status)
 
 

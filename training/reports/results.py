@@ -93,9 +93,10 @@ def compute_interval(
     sums = np.stack([_sum_circular_blocks(row, block) for row in (top, below)])
     rng = np.random.default_rng(seed)
     drawn = sums[:, rng.integers(0, len(top), (DRAWS, -(-len(top) // block)))].sum(axis=2)
-    drawn_values = (_divide_or_none(*pair) for pair in drawn.T.tolist())
-    ratios = [drawn_value for drawn_value in drawn_values if drawn_value is not None]
-    if not ratios:
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratios = drawn[0] / drawn[1]
+    ratios = ratios[np.isfinite(ratios)]
+    if not len(ratios):
         return value, None, None
     low, high = np.quantile(ratios, (0.025, 0.975))
     return value, min(float(low), value), max(float(high), value)

@@ -37,7 +37,7 @@ class Peer:
         return f"http://127.0.0.1:{self.port}/metrics"
 
     async def until(self, done: Callable[["Peer"], bool]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not done(self):
                 await asyncio.sleep(0.005)
 

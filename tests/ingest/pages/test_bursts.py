@@ -173,7 +173,7 @@ def test_slots_are_given_in_order_and_given_back_by_those_that_are_cancelled(is_
             tasks[1].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert slots.is_idle.is_set()
-        async with asyncio.timeout(5), slots.hold_slot(is_slow=False):
+        async with asyncio.timeout(60), slots.hold_slot(is_slow=False):
             order.append(9)
 
     asyncio.run(scenario())

@@ -569,7 +569,7 @@ def test_a_lookup_without_a_waiting_fetch_leaves_no_task_and_no_complaint(
         assert len(asyncio.all_tasks()) == 2  # this one and the lookup
         if ends:
             release.set()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while len(asyncio.all_tasks()) > 1:
                     await asyncio.sleep(0)
         await client.close()
@@ -681,7 +681,7 @@ def test_nothing_of_a_page_remains_after_its_fetch(
             await outcome(client.fetch(it.url, LIMIT))
             if not name.startswith("idle"):
                 await it.until(lambda it: it.closed == it.opened)
-            async with asyncio.timeout(10):  # until the event loop has called connection_lost
+            async with asyncio.timeout(60):  # until the event loop has called connection_lost
                 while sum(ref() is not None for ref in connections) > name.startswith("idle"):
                     await asyncio.sleep(0)
             alive = [connection for ref in connections if (connection := ref()) is not None]

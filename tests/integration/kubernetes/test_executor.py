@@ -179,7 +179,7 @@ def test_an_action_of_a_real_placer_stops_the_gang_through_the_host(cluster: Sto
         )
         host = ExecutorHost(config, placer.clock, AdapterRecords(tmp_path), lambda: None)
         host.run(may_send=True)
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(90.0):
             while placer.service.actions.get_action(record.action_id).state.value != "accepted":
                 await asyncio.sleep(0.05)
         await host.close()

@@ -66,7 +66,7 @@ def test_a_host_whose_exporter_hangs_is_stale_and_is_back_with_its_next_page(
 ) -> None:
     world = ScrapedWorld(tmp_path, [A, B], monkeypatch)
     world.run(90, {A: PAGE, B: OTHER})
-    world.run(hangs_s, {B: None})
+    world.run(hangs_s, {B: None}, every_s=min(hangs_s, 60))
     assert world.decide(gang=1, gpus_per_node=8, max_risk=1.0).rejected == rejected
     world.run(15, {B: OTHER})
     assert world.decide(gang=2, gpus_per_node=8, max_risk=1.0).outcome == "placed"
