@@ -88,8 +88,9 @@ class ArrivalForecast:
 class FutureVictim(NamedTuple):
     """A running job that stops on every path, or a hold that ends then.
 
-    number: its number among the ends. nodes, milli: what it holds. ask: the ask of its next attempt, None if there is
-    none. key: the key of the entry behind which the next attempt waits.
+    number: its number among the ends. nodes, milli: (k,) rows of nodes, and the thousandths of GPUs that it holds on
+    each. ask: the ask of its next attempt, None if there is none. key: the sort key of the entry behind which the next
+    attempt waits.
     """
 
     job: str
@@ -235,8 +236,13 @@ class FutureSampler:
             stops[number] = PayerStop(payer, jobs)
         return times_s, stops
 
-    def _make_returning_ask(self, job: str, nodes: Ints, milli: Ints) -> GangAsk:
-        """Return the ask of the next attempt of a running job, on any nodes. nodes, milli: what it holds now."""
+    def _make_returning_ask(self, job: str, nodes: Ints, milli: Ints) -> GangAsk | None:
+        """Return the ask of the next attempt of a running job, on any nodes. nodes, milli: what it holds now.
+
+        Returns None if none of its GPUs is usable: then the size of the next attempt is unknown.
+        """
+        if not len(nodes):
+            return None
         each, members, total = int(milli[0]), len(nodes), max(1, int(milli.sum()) // WHOLE)
         if (milli != each).any():
             members, gpus = split_into_equal_members(total, self.view.free.shape[1])

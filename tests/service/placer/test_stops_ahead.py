@@ -9,6 +9,7 @@ import pytest
 
 from fleetcast.service.placer.stops_ahead import make_stops_ahead
 from tests.service.placer.test_act import ActWorld, send_stop
+from tests.service.placer_world import GPUS
 
 
 @pytest.fixture
@@ -44,3 +45,12 @@ def test_while_actions_are_paused_only_stops_that_were_sent_count(world: ActWorl
     world.service.actions.pause(world.clock.now_ms(), "ops")
     ahead = make_stops_ahead(world.service, world.service.view.observe_fleet())
     assert (ahead.reclaim, [*ahead.sent]) == (None, ["p"])
+
+
+def test_a_job_that_stops_may_lose_all_its_gpus_before(world: ActWorld) -> None:
+    send_stop(world)
+    world.board.broken = [(node, gpu) for node in world.board.jobs["a"] for gpu in range(GPUS)]
+    world.pass_at(10)
+    assert world.states() == {"a": "sent"}
+    paths = asyncio.run(world.starts.refresh())
+    assert np.median(paths.starts_s["p"]) > 300, "the GPUs of a free nothing for p"
