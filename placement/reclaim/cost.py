@@ -52,11 +52,13 @@ def compute_stop_costs(jobs: StoppableJobs, now_ms: float) -> StopCosts:
 
     Without a known checkpoint the lost work reaches back to the start. This span has a limit if the cost of a
     checkpoint and the time between failures are known. The limit is Young's interval
-    √(2 · cost · time between failures), because a job that writes checkpoints writes them about that often.
+    √(2 · cost · time between failures), because a job that writes checkpoints writes them about that often. No interval
+    is shorter than one checkpoint. A cost of 0 gives no limit: it does not tell how often the job writes.
     """
     since_start_s = _compute_age_s(jobs.started_ms, now_ms)
     since_checkpoint_s = np.minimum(_compute_age_s(jobs.checkpoint_ms, now_ms), since_start_s)
-    young_s = np.sqrt(2 * jobs.checkpoint_cost_s * jobs.failures_s)
+    cost_s = np.where(jobs.checkpoint_cost_s > 0, jobs.checkpoint_cost_s, np.nan)
+    young_s = np.maximum(np.sqrt(2 * cost_s * jobs.failures_s), cost_s)
     has_checkpoint = ~np.isnan(jobs.checkpoint_ms)
     lost_s = np.where(has_checkpoint, since_checkpoint_s, np.fmin(since_start_s, young_s))
     asked = jobs.on_demand & (jobs.checkpoint_cost_s < lost_s)

@@ -13,13 +13,13 @@ NOW_MS = 10_000_000
 RISK = np.array([0.1, 0.2, np.nan, 0.0])  # within an hour
 
 
-def lost_s(**columns: Any) -> list[float]:
+def lost_s(p_fail: np.ndarray = RISK, **columns: Any) -> list[float]:
     """The seconds of work that each job would lose: j0 on nodes 0 and 1, j1 on 1 and 2, j2 on 3, each with 4 GPUs."""
     holders = np.full((4, G), -1)
     for job, nodes in enumerate([(0, 1), (1, 2), (3,)]):
         for node in nodes:
             holders[node, 4 * (job == 1) : 4 * (job == 1) + 4] = job
-    view = make_view(holders, p_fail=RISK, risk_horizon_s=3600)
+    view = make_view(holders, p_fail=p_fail, risk_horizon_s=3600)
     names = ["j2", "gone", "j0", "j1"]  # in another order than the view's, with a job that it lacks
     jobs = make_running_jobs(names, gpus=4, started_ms=NOW_MS - 9_000_000, **columns)
     lost = compute_job_costs(jobs, view, NOW_MS).lost / 4
@@ -37,3 +37,8 @@ def test_work_without_a_known_checkpoint_reaches_back_one_interval_by_the_risk_o
 def test_risk_does_not_count_where_a_checkpoint_is_known_or_its_cost_unknown() -> None:
     assert lost_s(checkpoint_cost_s=30.0, checkpoint_ms=NOW_MS - 5_000_000) == [5000.0] * 4
     assert lost_s() == [9000.0] * 4
+
+
+def test_a_checkpoint_that_costs_nothing_or_nodes_that_are_sure_to_fail_do_not_mean_that_no_work_is_lost() -> None:
+    assert lost_s(checkpoint_cost_s=0.0) == [9000.0] * 4
+    assert lost_s(np.array([1.0, 0.2, np.nan, 1.0]), checkpoint_cost_s=30.0) == [30.0, 9000.0, 30.0, 9000.0]
