@@ -51,6 +51,7 @@ RECOVERED = "its nodes are healthy, or the job has ended"
 MORE_FAILED = "other nodes are concerned now"
 RUNS_AGAIN = "its next attempt runs"
 NOT_SENT = "actions are no longer sent"
+NOT_PROPOSED = "actions are no longer proposed"
 SENT_NOW = "it is sent now"
 LEAVES_SLOW_NODE = (RecoveryStep.SPARE, RecoveryStep.FREE)
 CARRIED_OUT = tuple(f"_{step}" for step in (RecoveryStep.SPARE, RecoveryStep.FREE, RecoveryStep.SHRINK))
@@ -73,7 +74,9 @@ class RecoveryAdvisor:
         tree, now_ms = self._queues.tree, options.now_ms
         own = [record for record in self._control.list_open() if is_of_recovery(record.action)]
         if tree is None or tree.policy.reclaim.mode == "off":
-            self._withdraw_others([record for record in own if not record.was_sent], {}, now_ms)
+            for record in own:
+                if not record.was_sent:
+                    self._borrowing.withdraw(record, NOT_PROPOSED, now_ms)
             return
         policy = tree.policy.reclaim
         overtaken = self._withdraw_overtaken(own, observed, policy, now_ms)

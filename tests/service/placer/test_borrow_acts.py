@@ -265,3 +265,15 @@ def test_a_gang_that_waits_for_nodes_gives_no_members_to_a_request(world: Borrow
     world.reply("a", "refuse", why="no")
     world.agents_pass_at(5)
     assert (world.rows()["big"].action.kind, world.rows()["big"].state) == ("shrink", "sent")
+
+
+@pytest.mark.parametrize("mode", ["off", "advise"])
+def test_if_actions_are_no_longer_sent_a_job_that_has_not_begun_goes_on(tmp_path: Path, mode: str) -> None:
+    world = BorrowWorld(tmp_path)
+    world.lose(1)
+    world.rewrite(FILE.replace('"act"', f'"{mode}"'))
+    world.restart()
+    world.agents_pass_at(5)
+    (replaced,) = (row for row in world.service.ledger.actions.read_after(0, 99) if row.action.after)
+    assert (world.rows()["a"].state, replaced.state) == ("withdrawn", "withdrawn")
+    world.close()
