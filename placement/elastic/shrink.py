@@ -19,7 +19,7 @@ from fleetcast.placement.machines.slots import WHOLE
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.queues.queues_ahead import QueueHold
 from fleetcast.placement.reclaim.eligibility import Eligibility
-from fleetcast.placement.reclaim.fairness import Queues, find_fair_victims
+from fleetcast.placement.reclaim.fairness import FairnessVerdict, LeafJob, Queues, find_fair_victims
 from fleetcast.placement.reclaim.room import GangDomains, HostAmounts
 from fleetcast.placement.reclaim.victims import ChosenVictims, VictimSet
 
@@ -30,6 +30,7 @@ MAY_SHRINK = (
     *(Eligibility.STOPPED_OFTEN, Eligibility.YOUNG),
 )
 """A gang also gives members to the next request of its own queue. Bounds on stops are no bounds on shrinking."""
+OUTRANKED = (Eligibility.PREEMPT, Eligibility.OWN_QUEUE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,12 @@ def find_shrinks(
         gone[alone] = np.isin(members.name_members(view, alone), found.chosen.jobs)
         taken = np.bincount(members.job[gone], minlength=len(view.jobs))
         if (taken <= surplus).all():
-            return _make_result(view, jobs, eligibility, members, _round_up(gone, members, jobs, taken), found)
+            gone = _round_up(gone, members, jobs, taken)
+            leaf = _find_unfair_leaf(request, view, jobs, eligibility, queues, members, gone)
+            if leaf is None:
+                return _make_result(view, jobs, eligibility, members, gone, found)
+            alone &= np.array([name != leaf for name in jobs.leaf], bool)[members.table_row[members.job]]
+            continue
         alone &= _limit_to_surplus(gone, members, surplus) | (taken <= surplus)[members.job]
     return None
 
@@ -139,11 +145,7 @@ def _search(
     )
     names = members.name_members(view, alone)
     kinds = np.append(eligibility, 0)[rows[len(view.jobs) :]]
-    outranked = frozenset(
-        name
-        for name, kind in zip(names, kinds.tolist(), strict=True)
-        if kind in (Eligibility.PREEMPT, Eligibility.OWN_QUEUE)
-    )
+    outranked = frozenset(name for name, kind in zip(names, kinds.tolist(), strict=True) if kind in OUTRANKED)
     owners = members.job[alone].tolist()
     holds = _add_member_holds(queues.holds, [view.jobs[at] for at in owners], names, share.tolist())
     split_queues = replace(queues, holds=holds, outranked=outranked, restarts=False)
@@ -190,6 +192,26 @@ def _round_up(gone: Mask, members: RunningMembers, jobs: RunningJobs, taken: Int
         more = np.flatnonzero(own & ~gone)[::-1][: int(own.sum()) - int(taken[job]) - size]
         gone[more] = True
     return gone
+
+
+def _find_unfair_leaf(
+    request: PlacementRequest,
+    view: ClusterView,
+    jobs: RunningJobs,
+    eligibility: NDArray[np.int8],
+    queues: Queues,
+    members: RunningMembers,
+    gone: Mask,
+) -> str | None:
+    """Return a leaf that unfairly gives members, because its gangs give whole steps. Returns None if there is none."""
+    taken, leaving = np.bincount(members.job[gone], members.gpus[gone], len(view.jobs)), []
+    for job in np.flatnonzero(taken).tolist():
+        row, name = int(members.table_row[job]), view.jobs[job]
+        if name in queues.holds:
+            whole, share = queues.holds[name], float(taken[job]) / max(1, int(jobs.gpus[row]))
+            hold = QueueHold(whole.leaf, {key: amount * share for key, amount in whole.amounts.items()})
+            leaving.append(LeafJob(name, hold, 0.0, int(eligibility[row]) in OUTRANKED))
+    return FairnessVerdict(request, replace(queues, restarts=False)).find_unfair_giver(leaving)
 
 
 def _make_result(

@@ -23,6 +23,7 @@ def test_a_short_run_of_actions_breaks_no_law_and_repeats() -> None:
     ("seed", "episode", "steps"),
     [
         (107, 1, 1000),  # fairness forgot a stop whose request no longer waited
+        (2, 7, 1000),  # a gang gave a whole step, and its queue less than its guarantee was left
         (37, 1, 951),  # a request got a healthy node of a gang that was to get another one
     ],
 )
