@@ -35,9 +35,13 @@ Groups = tuple[str, str, str]  # the job, its owner's jobs of its class, all job
 
 
 class GroupMedians:
-    """The newest observed durations in seconds, and their medians by group."""
+    """The newest observed durations in seconds, and their medians by group.
+
+    version: grows with every change.
+    """
 
     def __init__(self) -> None:
+        self.version = 0
         self._known: dict[Identity, tuple[Groups, float]] = {}
         self._by_group: dict[str, dict[Identity, float]] = {}
         self._medians: dict[str, float] = {}
@@ -54,6 +58,7 @@ class GroupMedians:
         if identity in self._known:
             groups = self._known[identity][0]
         self._known[identity] = groups, seconds
+        self.version += 1
         for group in groups:
             self._by_group.setdefault(group, {})[identity] = seconds
             self._medians.pop(group, None)
@@ -87,9 +92,13 @@ class GroupMedians:
 
 
 class JobChanges(Stateful):
-    """Past starts and resizes of jobs, and the step times of elastic jobs by size."""
+    """Past starts and resizes of jobs, and the step times of elastic jobs by size.
+
+    version: grows whenever the times of an attempt that cannot resize may change.
+    """
 
     def __init__(self) -> None:
+        self._sized_jobs = 0  # how often a job became one of known sizes
         self.starts = GroupMedians()
         self.pauses = GroupMedians()
         self._sizes: OrderedDict[str, dict[int, StepTime]] = OrderedDict()  # elastic job → members → step time
@@ -118,6 +127,7 @@ class JobChanges(Stateful):
         members, found = len(attempt.ranks) or len(attempt.nodes), measure_step_time(attempt)
         if not members or found is None:
             return
+        self._sized_jobs += attempt.job not in self._sizes
         self._sizes.setdefault(attempt.job, {})[members] = found
         self._sizes.move_to_end(attempt.job)
         if len(self._sizes) > MAX_ELASTIC_JOBS:
@@ -130,6 +140,14 @@ class JobChanges(Stateful):
     def find_pause_s(self, attempt: JobAttempt) -> float | None:
         """Return the seconds that this job pauses while its size changes, or None if it is unknown."""
         return self.pauses.find_median(make_groups(attempt)) if is_elastic(attempt) else None
+
+    @property
+    def version(self) -> int:
+        return self.starts.version + self._sized_jobs
+
+    def may_resize(self, attempt: JobAttempt) -> bool:
+        """Return whether more than the restart time may be known of an attempt."""
+        return attempt.job in self._sizes or is_elastic(attempt)
 
     def find_size_times(self, job: str) -> dict[int, float]:
         """Return members → seconds for the same amount of work, of an elastic job that ran at several sizes.

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fleetcast.fleet.jobs import JobAttempt
 
 
@@ -41,6 +44,11 @@ class RunningPlaces:
     def keys(self) -> list[tuple[str, int]]:
         """The job name and attempt number of each attempt, in order."""
         return [of[:2] for of in self._of]
+
+    @cached_property
+    def host_counts(self) -> NDArray[np.int64]:
+        """(attempt,) the number of nodes that each attempt runs on."""
+        return np.array([len(hosts) for hosts in self.hosts], np.int64)
 
     @cached_property
     def jobs_on(self) -> dict[str, list[int]]:

@@ -143,7 +143,7 @@ class GangMembers:
     @property
     def spans_nodes(self) -> NDArray[np.bool_]:
         """(attempt,) whether the attempt runs on several nodes."""
-        return np.array([len(hosts) >= FEWEST_NODES for hosts in self.placements.hosts], bool)
+        return self.placements.host_counts >= FEWEST_NODES
 
 
 class GangMemberCache:

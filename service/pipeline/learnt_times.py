@@ -30,6 +30,8 @@ class LearntJobTimes(Capability, Stateful):
         self._changes = JobChanges()
         self._recorded: dict[tuple[str, int], JobAttempt] = {}  # the attempts of the last tick
         self._from_start: set[tuple[str, int]] = set()  # those of them that were seen from their start on
+        self._times: dict[tuple[str, int], LearntTimes] = {}  # of attempts that cannot resize, at `_version`
+        self._version = 0
 
     def make_sections(self, tick: Tick) -> Sequence[Section]:
         return (Section(SECTION, msgspec.json.encode(self.learn(tick.events.running, tick.now_ms)), tick.now_ms),)
@@ -43,11 +45,25 @@ class LearntJobTimes(Capability, Stateful):
         self._recorded = {(attempt.job, attempt.attempt): attempt for attempt in running}
         self._from_start &= self._recorded.keys()
         for key, attempt in self._recorded.items():
-            if key not in before and now_ms - (attempt.started_ms or 0) <= SOON_MS:
+            known = before.get(key)
+            if known is attempt:
+                continue
+            if known is None and now_ms - (attempt.started_ms or 0) <= SOON_MS:
                 self._from_start.add(key)
-            if before.get(key) is not attempt:
-                self._changes.record(attempt, saw_start=key in self._from_start)
-        found = {attempt.job: self._make_times(attempt) for attempt in running}
+            self._times.pop(key, None)
+            self._changes.record(attempt, saw_start=key in self._from_start)
+        if self._version != self._changes.version:
+            self._version, self._times = self._changes.version, {}
+        times_before, self._times = self._times, {}
+        found: dict[str, LearntTimes] = {}
+        for key, attempt in self._recorded.items():
+            times = times_before.get(key)
+            if times is None:
+                times = self._make_times(attempt)
+                if self._changes.may_resize(attempt):  # its times change with each step
+                    found[attempt.job] = times
+                    continue
+            found[key[0]] = self._times[key] = times
         return {job: times for job, times in found.items() if times != NOTHING_LEARNT}
 
     def _make_times(self, attempt: JobAttempt) -> LearntTimes:

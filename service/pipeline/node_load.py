@@ -27,8 +27,8 @@ def compute_held_s(tick: Tick) -> NDArray[np.float64]:
 
     Work without a known job counts as infinitely old. A promised GPU counts as held from now on.
     """
-    since_ms = [row.placed_ms or row.started_ms for row in tick.events.running]
-    ages_s = [np.inf if then is None else max(0.0, (tick.now_ms - then) / 1000) for then in since_ms]
-    held = np.array([*ages_s, np.nan])[tick.occupancy.holder]  # -1, free, takes the last
+    since_ms = np.array([row.placed_ms or row.started_ms for row in tick.events.running], np.float64)  # None: NaN
+    ages_s = np.where(np.isnan(since_ms), np.inf, np.maximum(0.0, (tick.now_ms - since_ms) / 1000))
+    held = np.append(ages_s, np.nan)[tick.occupancy.holder]  # -1, free, takes the last
     held = np.where(tick.gpu_use == Occupant.PROMISE, 0.0, held)
     return np.where(tick.unknown_use, np.inf, held)

@@ -7,6 +7,7 @@ the same state.
 """
 
 import logging
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.events import Failed, JobEvent, NodeEvent, NodeLost, Phase, Resized, Started, Step
 from fleetcast.fleet.jobs import EndEvent, JobAttempt
 from fleetcast.fleet.nodes import MAX_SOURCES_PER_NODE, NodeRecord
+from fleetcast.fleet.placements import RunningPlaces
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.fleet.topology import NodeSpec, Topology
@@ -102,6 +104,7 @@ class FleetState:
         ] = {}  # when something came in of an attempt that nobody said started
         self._listens_ms: int | None = None
         self._copies: dict[tuple[str, int], JobAttempt] = {}  # of attempts that nothing was told of since
+        self._placed: tuple[list[JobAttempt], RunningPlaces | None] = [], None  # running copies, and their places
         self._node_copies: dict[str, NodeRecord] = {}
         self._devices_learnt = 0
         self._inventory = FleetInventory(entities, topology)
@@ -261,11 +264,11 @@ class FleetState:
         copies: dict[tuple[str, int], JobAttempt] = {}
 
         def copy_attempts(attempts: Iterable[JobAttempt]) -> list[JobAttempt]:
-            made = []
+            made, find_copy = [], self._copies.get
             for attempt in attempts:
                 key = (attempt.job, attempt.attempt)
-                copies[key] = self._copies.get(key) or attempt.copy()
-                made.append(copies[key])
+                copies[key] = copy = find_copy(key) or attempt.copy()
+                made.append(copy)
             return made
 
         running, queued, blocked = (
@@ -286,8 +289,16 @@ class FleetState:
             nodes=dict(self._node_copies),
             durations=self.demand.compute_duration_quantiles(),
             position=position,
-            remembered=self.watch.find_placements(running),
+            remembered=self._find_placements(running),
         )
+
+    def _find_placements(self, running: list[JobAttempt]) -> RunningPlaces:
+        """Return the places of copied attempts. Nothing changes a copy, so the same copies have the same places."""
+        before, placements = self._placed
+        if placements is None or len(running) != len(before) or not all(map(operator.is_, running, before)):
+            placements = self.watch.find_placements(running)
+        self._placed = running, placements
+        return placements
 
     def pack_old_jobs(self, now_ms: int, history_days: int) -> None:
         """Pack jobs that ended long ago, and drop those older than `history_days`.

@@ -46,3 +46,14 @@ def test_jobs_that_ran_before_the_service_saw_them_say_nothing() -> None:
     before = [running(f"j{number}", 3000) for number in range(FEWEST)]
     assert learner.learn(before, T0 + 3_010_000) == {}, "their first steps may have been many, and nobody received them"
     assert learner.learn([running(f"j{number}", 2900) for number in range(FEWEST)], T0 + 3_040_000) == {}
+
+
+def test_a_job_without_news_gets_what_other_jobs_teach() -> None:
+    learner, resting = LearntJobTimes(), running("resting", None)
+    some = [running(f"j{number}", 61) for number in range(FEWEST - 1)]
+    assert learner.learn([resting, *some], T0 + 90_000) == {}
+    last = running("last", 61)
+    assert set(learner.learn([resting, *some, last], T0 + 90_000)) == {"resting", "j0", "j1", "last"}
+    slower = [running(f"k{number}", 101) for number in range(FEWEST + 1)]
+    times = learner.learn([resting, *some, last, *slower], T0 + 120_000)
+    assert times["resting"] == LearntTimes(restart_s=100.0)
