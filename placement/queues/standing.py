@@ -17,7 +17,7 @@ GPUs, and gets them back as jobs end.
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -428,8 +428,9 @@ class QueueStanding:
         other.stands = {}
         for stand in self.stands.values():
             parent = other.stands[stand.parent.name] if stand.parent is not None else None
-            mine = replace(stand, parent=parent, children=[], reserve=dict(stand.reserve))
-            mine.held, mine.wanted, mine.below = dict(stand.held), dict(stand.wanted), dict(stand.below)
+            mine = QueueTotals(stand.name, stand.node, parent, stand.weight, stand.guaranteed)
+            mine.decayed_gpu_s, mine.held, mine.wanted = stand.decayed_gpu_s, stand.held.copy(), stand.wanted.copy()
+            mine.reserve, mine.below = stand.reserve.copy(), stand.below.copy()
             other._add_queue(mine)
         return other
 

@@ -113,20 +113,20 @@ class FairnessVerdict:
         known: dict[Hashable, bool] = {}
         alone = self._stop(self._list_own_outranked())
         alone.add_held(self.leaf, self.amounts)
+        holds, outranking, outranked = self.queues.holds, self.queues.outranking, self.queues.outranked
         found = np.zeros(len(names), bool)
         for at in np.flatnonzero(wanted).tolist():
             name = names[at]
-            hold = self.queues.holds.get(name)
-            if hold is None or name in self.queues.outranking:
+            hold = holds.get(name)
+            if hold is None or name in outranking:
                 continue
-            if name in self.queues.outranked:
-                found[at] = True
-                continue
-            if hold.key not in known:
+            alike = hold.leaf, *hold.amounts.items()  # far cheaper than the hold's own key
+            is_fair = True if name in outranked else known.get(alike)
+            if is_fair is None:
                 alone.add_held(hold.leaf, hold.amounts, -1.0)
-                known[hold.key] = self._is_fair(alone, hold.leaf, hold.amounts)
+                is_fair = known[alike] = self._is_fair(alone, hold.leaf, hold.amounts)
                 alone.add_held(hold.leaf, hold.amounts)
-            found[at] = known[hold.key]
+            found[at] = is_fair
         return found
 
     def _list_own_outranked(self) -> list[LeafJob]:

@@ -29,7 +29,9 @@ class NodePrices:
         mine = local[parts.row] >= 0
         row = local[parts.row[mine]]
         self.rows, self.room, self.total = rows, room, parts.total
-        self.job, self.milli, self.gpu = parts.job[mine], parts.milli[mine], row * g + parts.gpu[mine] % g
+        self.job: Ints = parts.job[mine]
+        self.milli: Ints = parts.milli[mine]
+        self.gpu: Ints = parts.gpu[mine] + (row - parts.row[mine]) * g
         self._usable: Ints = parts.usable.reshape(nodes, g)[rows].ravel()
         self._share = request.milli
         self.each = request.gpus_per_node if request.milli == WHOLE else 1  # slots of a member

@@ -106,6 +106,8 @@ class VacatedRoom:
         Also returns, for these nodes, the held thousandths, the CPUs and memory given back, and the members that fit.
         """
         parts = self.parts
+        if 2 * len(jobs) > len(self.stopped) and not self.stopped.any():
+            return self._stop_most(jobs)
         at = parts.list_parts(jobs)
         touched = np.zeros(len(self.view), bool)
         touched[parts.row[at]] = True
@@ -113,11 +115,24 @@ class VacatedRoom:
         own = (np.cumsum(touched) - 1)[parts.row[at]]
         sign = np.where(self.stopped[parts.job[at]], 1, -1)
         g = self._held.shape[1]
-        more = np.bincount(own * g + parts.gpu[at] % g, sign * parts.milli[at], len(rows) * g)
+        more = np.bincount(parts.gpu[at] + (own - parts.row[at]) * g, sign * parts.milli[at], len(rows) * g)
         held = self._held[rows] + more.astype(np.int64).reshape(-1, g)
         back = self._given_back[:, rows]
         if self._part_host is not None:
             back = back - [np.bincount(own, sign * each[at], len(rows)) for each in self._part_host]
+        return rows, held, back, self._count_members(rows, held, back)
+
+    def _stop_most(self, jobs: Ints) -> tuple[Ints, Ints, Floats, Ints]:
+        """Return the same as `_try_change` if most jobs stop and all of them run: only the others are added up."""
+        parts, rows = self.parts, np.arange(len(self.view))
+        runs = np.ones(len(self.stopped), bool)
+        runs[jobs] = False
+        left = runs[parts.job]
+        held = np.bincount(parts.gpu[left], parts.milli[left], self._held.size).astype(np.int64)
+        back = self._given_back
+        if self._part_host is not None:
+            back = back + [np.bincount(parts.row, np.where(left, 0.0, each), len(rows)) for each in self._part_host]
+        held = held.reshape(self._held.shape)
         return rows, held, back, self._count_members(rows, held, back)
 
     def _commit(self, jobs: Ints, rows: Ints, held: Ints, back: Floats, room: Ints) -> None:
