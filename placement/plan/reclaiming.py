@@ -16,6 +16,7 @@ from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.elastic.shrink import GangShrink, ShrunkGangs, find_shrinks
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.running_jobs import RunningJobs
+from fleetcast.placement.machines.slots import list_held_parts
 from fleetcast.placement.machines.view import Advice, ClusterView
 from fleetcast.placement.machines.words import format_count
 from fleetcast.placement.plan.promised import SendingBounds
@@ -254,14 +255,13 @@ def _estimate_failure_intervals(jobs: RunningJobs, view: ClusterView) -> NDArray
         return found
     at = {name: at for at, name in enumerate(view.jobs)}
     own = np.array([at.get(jobs.names[row], -1) for row in rows.tolist()], np.int64)
-    counts = np.zeros(len(view.jobs) + 1, bool)
+    counts = np.zeros(len(view.jobs), bool)
     counts[own[own >= 0]] = True
-    node, gpu = np.nonzero(counts[view.holders])  # the last row stands for a holder of -1, nobody
-    job, node = np.divmod(
-        np.unique(view.holders[node, gpu].astype(np.int64) * len(view.holders) + node), len(view.holders)
-    )
+    parts, (nodes, gpus) = list_held_parts(view.holders, view.parts), view.holders.shape
+    is_own = counts[parts.job]
+    job, node = np.divmod(np.unique(parts.job[is_own] * nodes + parts.gpu[is_own] // gpus), nodes)
     with np.errstate(divide="ignore"):
         rate = -np.log1p(-view.p_fail) / view.risk_horizon_s
-        interval_s = 1 / np.bincount(job, rate[node], len(view.jobs) + 1)
-    found[rows] = np.where(own >= 0, interval_s[own], np.nan)
+        interval_s = 1 / np.bincount(job, rate[node], len(view.jobs))
+    found[rows[own >= 0]] = interval_s[own[own >= 0]]
     return found
