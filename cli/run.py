@@ -81,7 +81,7 @@ def run(
     )
     check_config(loaded)
     _check_instance(role, instance, loaded)
-    _limit_memory()  # of the launcher, too: a role that it forks has a thread at once
+    _limit_memory()  # of the launcher, too, because a role that it forks starts a thread at once
     if role is None:
         from fleetcast.service.start_checks import check_role_settings
 

@@ -76,8 +76,8 @@ class JobAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ranks: the affected ranks, at their present places. places: the new places of ranks that move. pinned: the ranks
     that stay where they are. payer: the request that gets the freed GPUs until `by_ms` (Unix ms), or "" without such
     a request. Without a payer, `places` and `pinned` are promised to the job from sending until the action ends. after:
-    ids of actions that free GPUs of `places`. They were sent when this one was proposed, and it is sent once all of
-    them are seen. Its promise begins with their sending.
+    ids of the actions that free GPUs of `places`. They are sent when this action is proposed. This action is sent once
+    all of them are seen. Its GPUs are promised from the proposal on.
     """
 
     kind: ActionKind

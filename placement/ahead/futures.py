@@ -29,7 +29,7 @@ AskKey = tuple[int, Level | None, int, int, bool]  # id of its room, level, memb
 BIN_S = 600.0  # what an arrival forecast counts GPUs in
 MOST_BINS = 1008  # a week
 SIZES = 256  # that are drawn at once
-FIRST_STOP = -(10**9)  # the number of the first stop, and downwards
+FIRST_STOP = -(10**9)  # the number of the first stop of a path; each further stop has the next lower number
 NO_RELEASE = np.zeros(0, np.int64), np.zeros(0, np.int64)  # an end that releases nothing
 RUNS = 256  # run times of each size, of which one that comes has one
 

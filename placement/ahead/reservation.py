@@ -57,10 +57,10 @@ class JobRelease:
 class RequestReservation:
     """The claim of a waiting request, as shown to people.
 
-    shadow_ms: the start of the claim. waits_for: the job that ends then. idle_gpus: GPUs that are free already, and
-    reserved for the request. holds_p: the probability that the request starts by its shadow time. It is None if
-    unknown, and `reason` says why. by: the basis of holds_p. basis: the basis of the shadow time. The basis is "prior"
-    if the request waits for a job of unknown run time. The plan then assumes that this job runs for a day.
+    shadow_ms: the start of the claim. waits_for: the job or the window that ends then. idle_gpus: GPUs that are free
+    already, and reserved for the request. holds_p: the probability that the request starts by its shadow time. It is
+    None if unknown, and `reason` says why. by: the basis of holds_p. basis: the basis of the shadow time. The basis is
+    "prior" if the request waits for a job of unknown run time. The plan then assumes that this job runs for a day.
     """
 
     request_id: str

@@ -251,7 +251,8 @@ class _GrowthState:
     """The free GPUs while gangs grow one after another.
 
     before: the view without any growth. blockers: waiting requests that fit there. taken: (n, g) bool, GPUs of
-    the growths so far. wanted_nodes: GPUs of a member → the nodes on which a waiting request would fit on so many.
+    the growths so far. wanted_nodes: GPUs of a member → (n,) whether a waiting request would fit on so many
+    GPUs of a node.
     """
 
     before: ClusterView

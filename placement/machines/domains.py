@@ -18,7 +18,7 @@ from fleetcast.placement.machines.scorers import GANG_WEIGHT, LEVEL_SCORE, NodeS
 SAMPLE = 500  # numbers that stand for all of them
 ROUNDING = 1e-9  # of sums of numbers of at most 1
 
-Floats = NDArray[np.float64]  # an inner function that wrote it out would make it anew at each call
+Floats = NDArray[np.float64]  # an alias: an inner function would make the type at each call
 Part = float | Floats
 Bound = TypeVar("Bound", float, Floats)
 

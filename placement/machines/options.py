@@ -29,7 +29,7 @@ class Options:
     scorers: tuple[tuple[str, "Scorer"], ...] = ()  # the name becomes the key in `Decision.parts`
 
 
-Floats = NDArray[np.float64]  # an inner function that wrote it out would make it anew at each call
+Floats = NDArray[np.float64]  # an alias: an inner function would make the type at each call
 
 Filter = Callable[[PlacementRequest, ClusterView, Options], NDArray[np.bool_] | None]
 """(n,) True where the node is rejected; None when the request does not ask for it.

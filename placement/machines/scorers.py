@@ -39,7 +39,7 @@ PLUGIN_WEIGHT = 1.0
 
 ALL = slice(None)
 Candidates = NDArray[np.int64] | slice  # slice: all of them, in order
-Chances = tuple[NDArray[np.float64], ...]  # an inner function that wrote it out would make it anew at each call
+Chances = tuple[NDArray[np.float64], ...]  # an alias: an inner function would make the type at each call
 
 LEVELS: tuple[Level | None, ...] = (*Level, None)  # None: anywhere, nodes without topology included
 LEVEL_SCORE = {level: 1 - index / (len(LEVELS) - 1) for index, level in enumerate(LEVELS)}

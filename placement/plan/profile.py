@@ -28,9 +28,9 @@ from fleetcast.placement.plan.turns import QueueTurns
 class Claim:
     """The resources that are reserved for one waiting request, from `start_ms` to `end_ms`.
 
-    request: limited to its quota and to the nodes that are open to it then. blocker: the job that it waits for, or the
-    window. is_overdue: whether the request has waited too
-    long. gpus: (n, g) bool. cpus, host_memory_gib: (n,) CPUs and GiB.
+    request: limited to its quota and to the nodes that are open to it then. blocker: the job or the window that it
+    waits for. is_overdue: whether the request has waited too long. gpus: (n, g) bool. cpus, host_memory_gib:
+    (n,) CPUs and GiB.
     """
 
     request: PlacementRequest
@@ -63,8 +63,8 @@ def subtract_claims(view: ClusterView, claims: Iterable[Claim]) -> ClusterView:
 class AvailabilityProfile:
     """The releases of running jobs, the claims of waiting requests and the reserved nodes, in one pass.
 
-    turns: know the reserved nodes. is_full: whether no further request may have a claim. Claims are numbered in their
-    order. A set of claims is an int whose bit i stands for claim i.
+    turns: the queues and their reserved nodes. is_full: whether no further request may have a claim. Claims are
+    numbered in their order. A set of claims is an int whose bit i stands for claim i.
     """
 
     run_times: RunTimeQuantiles

@@ -38,9 +38,9 @@ class StateAfterPass:
 class WaitReason(msgspec.Struct, gc=False):
     """The reason why a request waits.
 
-    request: one of the requests that share the reason. job: the job of the claim that is in the way, or the job that
-    the request's own claim waits for. number: that of the claim, from 1, the head's. said: the sentence, if it is
-    known already. at_limit: the cached value of `is_over_quota`, None until a caller reads it.
+    request: one of the requests that share the reason. job: the job of the claim that is in the way, or the job or
+    window that the request's own claim waits for. number: that of the claim, from 1, the head's. said: the sentence,
+    if it is known already. at_limit: the cached value of `is_over_quota`, None until a caller reads it.
     """
 
     code: WaitCode

@@ -25,7 +25,7 @@ class RecoveryTimes:
     """The durations of recovery at a site, in seconds.
 
     checkpoint_s: the gang stands still for one checkpoint. detection_s: from a failure to the decision. restart_s:
-    from the decision to the first new step if the whole gang starts anew. swap_s: the same if the healthy members
+    from the decision to the first new step if the whole gang starts again. swap_s: the same if the healthy members
     stay. free_after_s: until enough nodes become free if none is. grace_s: between the announced and the actual
     stop of a job.
     """

@@ -28,8 +28,8 @@ class PlannedStart(msgspec.Struct, kw_only=True):
 class NextRequest(msgspec.Struct, kw_only=True):
     """The first request that does not fit.
 
-    start_ms: when it should fit without any action, because the job `waits_for` has ended. sentence: what the pass
-    found about jobs to stop for it, "" if it did not search. ranks: its place after the proposed actions.
+    start_ms: when it should fit without any action, because the job or window `waits_for` has ended. sentence: what
+    the pass found about jobs to stop for it, "" if it did not search. ranks: its place after the proposed actions.
     """
 
     request_id: str

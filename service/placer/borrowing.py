@@ -33,14 +33,14 @@ from fleetcast.service.placer.view import ObservedFleet
 
 NEVER_MS = 1 << 62
 STOPPED_FOR_GANG = "the job should leave nodes to a gang that lost some"
-NO_LONGER_NEEDED = "the gang for which it should make room needs it no more"
+NO_LONGER_NEEDED = "the gang no longer needs the nodes of this job"
 
 
 @dataclass
 class BorrowingPass:
     """The facts by which one pass looks for jobs that leave nodes to gangs. Each job leaves for one gang at most.
 
-    find_loss_ms: returns since when nodes of a gang are lost, or None if its attempt may borrow no more.
+    find_loss_ms: returns since when nodes of a gang are lost, or None if its attempt may not borrow again.
     """
 
     fleet: ObservedFleet
@@ -137,7 +137,7 @@ class NodeBorrowing:
         return BorrowingPass(fleet, options, facts, standing, dict(turns.holds), find_loss_ms)
 
     def _find_loss_ms(self, now_ms: int, job: str, attempt: int, nodes: Collection[str]) -> int | None:
-        """Return when an action first named these nodes, or now. Returns None if the attempt has borrowed in vain."""
+        """Return when an action first named these nodes, or now. Returns None after a failed borrowing."""
         rows = [row for row in self._control.list_last_of(job) if row.action.attempt == attempt]
         if any(row.action.after and row.state is not ActionState.SEEN for row in rows):
             return None
@@ -171,7 +171,7 @@ class NodeBorrowing:
         self._control.propose([following], now_ms, may_repeat=True)
 
     def send_due(self, record: ActionRecord, fleet: ObservedFleet, now_ms: int) -> None:
-        """Send a replacement whose nodes are free now, if its attempt still runs."""
+        """Send a replacement if all jobs have left its nodes and its attempt still runs."""
         before = [self._control.get_action(action_id) for action_id in record.action.after]
         if all(row.state is ActionState.SEEN for row in before) and (
             (record.action.job, record.action.attempt) in fleet.seen
@@ -179,7 +179,7 @@ class NodeBorrowing:
             self._control.send([record.action_id], now_ms)
 
     def explain_failure(self, record: ActionRecord) -> str:
-        """Return which job does not leave its nodes, or "" if all have left or may still do so."""
+        """Return a sentence about the job that does not leave its nodes, or "" if each has left or may still leave."""
         for row in map(self._control.get_action, record.action.after):
             if row.state in FAILED or row.state is ActionState.WITHDRAWN:
                 return f"{row.action.job} does not leave its nodes"

@@ -182,9 +182,9 @@ class ReclaimAdvisor:
 def withdraw_proposals_of_jobs(
     control: ActionControl, jobs: Collection[str], why: str, now_ms: int, *, of_others: bool = False
 ) -> None:
-    """Withdraw the proposals on jobs that should stop, without those that follow stops: a job has one open action.
+    """Withdraw the proposals on these jobs, which should stop, because a job has at most one open action.
 
-    of_others: only those of growth and recovery.
+    A replacement that waits for stops is not withdrawn. of_others: withdraw only the proposals of growth and recovery.
     """
     for record in control.list_open():
         is_advice = record.state is ActionState.PROPOSED and not record.is_underway

@@ -125,7 +125,7 @@ class RecoveryAdvisor:
     ) -> set[str]:
         """Withdraw actions whose job has finished, or that no executor has begun and that no longer suit.
 
-        Of the others, send those for which all jobs have left their nodes. Returns the jobs of those withdrawn.
+        Send each other action whose nodes all jobs have left. Returns the jobs of the withdrawn actions.
         """
         overtaken = set[str]()
         for record in own:
