@@ -97,8 +97,8 @@ def write_config(options: DemoOptions, folder: Path, clock: DemoClock) -> Path:
         pipeline = msgspec.structs.replace(config.pipeline, sources=sources)
         config = msgspec.structs.replace(config, scrape=ScrapeConfig(timeout_s=15.0), pipeline=pipeline)
     if (queues := folder / "queues.toml").exists():
-        # A quarter of an hour holds the stories of a day, so more is taken within an hour than the defaults allow.
-        placer = PlacerConfig(queues=str(queues), taken_queue_share=1.0, taken_fleet_share=0.5)
+        # A quarter of an hour holds the stories of a day, so more is taken within an hour than any limit allows.
+        placer = PlacerConfig(queues=str(queues), taken_queue_share=1.0, taken_fleet_share=1.0)
         config = msgspec.structs.replace(config, placer=placer)
     if options.input == "h100":  # one node is idle with a model loaded: the demo's request may have it
         config = msgspec.structs.replace(config, placer=PlacerConfig(unknown_use="ignore"))
