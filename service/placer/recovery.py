@@ -147,7 +147,7 @@ class RecoveryAdvisor:
         """Return why a replacement no longer waits for the nodes of other jobs, or ""."""
         view, action = observed.view, record.action
         if (action.job, action.attempt) not in observed.seen:
-            return RUNS_AGAIN if action.job in view.jobs else ""
+            return RUNS_AGAIN if action.job in view.jobs else self._borrowing.explain_failure(record)
         rows = [row for rank in action.ranks if (row := view.inventory.row.get(rank.node, -1)) >= 0]
         if not (view.state[rows] == NodeState.LOST).any():
             return RECOVERED

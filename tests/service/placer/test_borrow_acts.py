@@ -123,6 +123,17 @@ def test_if_the_job_does_not_leave_the_gang_waits_and_asks_no_other_job(world: B
     assert world.rows().keys() == {"a", "big"}
 
 
+def test_a_refusal_frees_the_nodes_of_a_gang_whose_attempt_has_ended(world: BorrowWorld) -> None:
+    world.lose(1)
+    world.end("big")
+    world.agents_pass_at(5)
+    assert world.try_now(3) == "refused"
+    world.reply("a", "refuse", why="no")
+    world.agents_pass_at(5)
+    assert world.rows()["big"].why == "a does not leave its nodes"
+    assert world.try_now(3) == "placed"
+
+
 def test_one_refusal_withdraws_the_stops_that_have_not_begun(world: BorrowWorld) -> None:
     assert world.lose(1, 2, 3) == {"a": "sent", "b": "sent", "big": "proposed"}
     world.reply("b", "refuse", why="no")
