@@ -26,6 +26,7 @@ from fleetcast.placement.queues.tree import ReclaimPolicy
 from fleetcast.placement.reclaim.eligibility import Eligibility
 from fleetcast.placement.recovery.replacement import BorrowedNodes, BorrowSearch
 from fleetcast.service.placer.actions import ActionControl
+from fleetcast.service.placer.broken_gangs import LOST, find_cause
 from fleetcast.service.placer.promised_sets import FAILED, PromisedSets
 from fleetcast.service.placer.queues import ServedQueues
 from fleetcast.service.placer.reclaim import SENT_MS, ReclaimAdvisor, make_actions, withdraw_proposals_of_jobs
@@ -137,12 +138,12 @@ class NodeBorrowing:
         return BorrowingPass(fleet, options, facts, standing, dict(turns.holds), find_loss_ms)
 
     def _find_loss_ms(self, now_ms: int, job: str, attempt: int, nodes: Collection[str]) -> int | None:
-        """Return when an action first named these nodes, or now. Returns None after a failed borrowing."""
+        """Return when an action first named these nodes as lost, or now. Returns None after a failed borrowing."""
         rows = [row for row in self._control.list_last_of(job) if row.action.attempt == attempt]
         if any(row.action.after and row.state is not ActionState.SEEN for row in rows):
             return None
         named = [row for row in rows if not {rank.node for rank in row.action.ranks}.isdisjoint(nodes)]
-        return min((row.life[0].time_ms for row in named if not row.action.payer), default=now_ms)
+        return min((row.life[0].time_ms for row in named if find_cause(row.action) == LOST), default=now_ms)
 
     def send(
         self, action: JobAction, proposal: ReclaimProposal, fleet: ObservedFleet, policy: ReclaimPolicy, now_ms: int

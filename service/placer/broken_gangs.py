@@ -49,6 +49,11 @@ def make_recovery_times(jobs: RunningJobs, row: int, policy: ReclaimPolicy) -> R
     )
 
 
+def find_cause(action: JobAction) -> str:
+    """Return the cause of an action of recovery: LOST, FORESEEN or SLOW."""
+    return action.reason.code.partition("_")[0]
+
+
 def make_recovery_action(
     found: GangRecovery,
     gang: BrokenGang,

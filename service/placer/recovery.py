@@ -35,6 +35,7 @@ from fleetcast.service.placer.broken_gangs import (
     FORESEEN,
     LOST,
     SLOW,
+    find_cause,
     make_broken_gang,
     make_recovery_action,
     make_recovery_times,
@@ -49,6 +50,7 @@ MOST_GANGS = 16  # whose recovery one pass searches
 MOST_TRIES = 2  # failed actions of one attempt; then only advice
 RECOVERED = "its nodes are healthy, or the job has ended"
 MORE_FAILED = "other nodes are concerned now"
+OTHER_CAUSE = "its nodes are concerned for another cause now"
 RUNS_AGAIN = "its next attempt runs"
 NOT_SENT = "actions are no longer sent"
 NOT_PROPOSED = "actions are no longer proposed"
@@ -86,7 +88,7 @@ class RecoveryAdvisor:
         search = _GangSearch(fleet, options, tree, before, self._borrowing)
         actions = search.list_actions()
         proposed = [record for record in own if not record.is_underway]
-        self._withdraw_others(proposed, {action.job: action.compute_key() for action in actions}, now_ms)
+        self._withdraw_others(proposed, {action.job: action for action in actions}, now_ms)
         due = [
             action
             for action in actions
@@ -153,12 +155,16 @@ class RecoveryAdvisor:
             return RECOVERED
         return self._borrowing.explain_failure(record)
 
-    def _withdraw_others(self, proposed: Sequence[ActionRecord], keys: dict[str, str], now_ms: int) -> None:
-        """Withdraw proposals that are not repeated. keys: job → the key of its present action."""
+    def _withdraw_others(self, proposed: Sequence[ActionRecord], present: dict[str, JobAction], now_ms: int) -> None:
+        """Withdraw proposals that are not repeated for the same cause. present: job → its present action."""
         for record in proposed:
-            key = keys.get(record.action.job)
-            if key != record.action.compute_key():
-                self._control.withdraw(record.action_id, RECOVERED if key is None else MORE_FAILED, now_ms)
+            action = present.get(record.action.job)
+            if action is None:
+                self._control.withdraw(record.action_id, RECOVERED, now_ms)
+            elif action.compute_key() != record.action.compute_key():
+                self._control.withdraw(record.action_id, MORE_FAILED, now_ms)
+            elif find_cause(action) != find_cause(record.action):
+                self._control.withdraw(record.action_id, OTHER_CAUSE, now_ms)
 
     def _may_send(self, action: JobAction, fleet: ObservedFleet, policy: ReclaimPolicy, now_ms: int) -> bool:
         """Return whether an action is sent, and not only advised."""
@@ -280,7 +286,8 @@ class _GangSearch:
         if not failed.any():
             return None
         gang = make_broken_gang(jobs, row, view)
-        if known is not None and known.action.attempt == jobs.attempt[row] and _still_holds(known.action, failed, view):
+        is_same = known is not None and (known.action.attempt, find_cause(known.action)) == (jobs.attempt[row], cause)
+        if known is not None and is_same and _still_holds(known.action, failed, view):
             return known.action
         passing = self._borrowing_pass if cause != SLOW else None
         nodes = {view.topology.names[at] for at in np.flatnonzero(failed).tolist()}

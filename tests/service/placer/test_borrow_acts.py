@@ -205,6 +205,22 @@ def test_a_job_that_ends_soon_by_itself_is_waited_for(tmp_path: Path) -> None:
     world.close()
 
 
+def test_patience_begins_with_the_loss_of_a_node_and_not_with_the_forecast_of_it(tmp_path: Path) -> None:
+    world = BorrowWorld(tmp_path, FILE.replace("preempt_after_s = 0", "preempt_after_s = 600"))
+    world.board.drained = (1,)
+    world.agents_pass_at(30)
+    assert world.rows()["big"].action.reason.code == "foreseen_borrow"
+    world.agents_pass_at(600)
+    world.board.drained = ()
+    assert world.lose(1) == {"big": "proposed"}
+    assert world.rows()["big"].action.reason.code == "lost_borrow"
+    world.agents_pass_at(570)
+    assert world.states() == {"big": "proposed"}
+    world.agents_pass_at(30)
+    assert world.states() == {"a": "sent", "big": "proposed"}
+    world.close()
+
+
 def test_only_jobs_of_the_required_domain_leave_their_nodes(world: BorrowWorld) -> None:
     world.end("big")
     world.pass_at(5)
