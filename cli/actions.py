@@ -93,6 +93,8 @@ def show(action_id: IdArgument, url: UrlOption = None, as_json: JsonFlag = False
     for other in body["rejected"]:
         cost = f"{other['cost_gpu_s'] / 3600:,.2f} GPU-hours for {other['gpus']:g} GPUs"
         echo(f"not chosen: {', '.join(other['jobs'])} ({other['code']}: {cost})")
+    for earlier in body.get("after", ()):
+        echo(f"it is sent once this action is seen: {earlier}")
     for step in body["life"]:
         echo(f"{format_utc(step['time_ms'])}  {step['state']}")
     if body["why"]:
@@ -239,7 +241,9 @@ def _describe_switches(switches: dict[str, Any]) -> list[str]:
 
 
 def _describe_mode(switches: dict[str, Any]) -> str:
-    mode, act_in = switches["mode"], switches["act_in"]
+    mode, act_in = switches.get("mode"), switches.get("act_in")
+    if mode is None:
+        return "this service is too old to say whether its policy sends actions"
     if mode != "act":
         return f'reclaim is "{mode}": {"nothing is proposed or sent" if mode == "off" else "no action is sent"}'
     return f'reclaim is "act" in {", ".join(act_in)}; elsewhere it is "advise"' if act_in else 'reclaim is "act"'

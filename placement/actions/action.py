@@ -37,7 +37,7 @@ class ActionCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     lost: float = 0.0  # work since the last whole checkpoint
     restart: float = 0.0
-    wait: float = 0.0  # of the job that is stopped, until it runs again
+    wait: float = 0.0  # of a gang that lost nodes, until it runs again
     risk: float = 0.0
     slow: float = 0.0
     fragments: float = 0.0

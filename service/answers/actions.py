@@ -52,7 +52,8 @@ class ActionNotice(ActionRow, kw_only=True):
 class ActionDetails(ActionRow, kw_only=True):
     """One action. cost: GPU-seconds by term. reason: the code and the numbers of `sentence`.
 
-    rejected: the sets of jobs that were found and not chosen. life: each state and when it was entered.
+    rejected: the sets of jobs that were found and not chosen. life: each state and when it was entered. after: ids of
+    the actions that must be seen before this one is sent.
     """
 
     cost: ActionCost
@@ -60,6 +61,7 @@ class ActionDetails(ActionRow, kw_only=True):
     numbers: dict[str, float]
     rejected: Sequence[RejectedSet]
     life: Sequence[LifeStep]
+    after: Sequence[str] = ()
 
 
 class ActionSwitches(msgspec.Struct, kw_only=True):

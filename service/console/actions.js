@@ -125,7 +125,7 @@ export class Actions {
     const ended = this.found.length - open.length;
     say(byId("actions-sub"), this.found.length ? `${open.length} open, ${ended} ended lately` : "");
     const more = this.found.length > shown.length ? ` · ${shown.length} of the latest ${this.found.length} are shown: GET /v1/actions has all` : "";
-    say(byId("actions-foot"), this.found.length ? `Cost: work since the last checkpoint, restart and wait of who is stopped${more}` : "No action on a running job: none was stopped, shrunk or moved.");
+    say(byId("actions-foot"), this.found.length ? `Cost: work since the last checkpoint, restart, and the wait of a gang that lost nodes${more}` : "No action on a running job: none was stopped, shrunk or moved.");
     this.writeSwitches(object(answer.switches), nowMs);
   }
 

@@ -168,4 +168,5 @@ def make_action_details(control: ActionControl, record: ActionRecord) -> ActionD
         numbers=action.reason.numbers,
         rejected=action.rejected,
         life=record.life,
+        after=action.after,
     )

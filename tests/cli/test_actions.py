@@ -3,10 +3,13 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from fleetcast.cli import actions
+from fleetcast.cli.kit.service_call import ask_service
 from fleetcast.cli.main import app
 from fleetcast.fleet.errors import ConfigError, FleetcastError, SourceError
 from fleetcast.placement.ledger.ledger import Ledger
@@ -80,6 +83,18 @@ def test_actions_are_paused_and_resumed_and_the_breaker_is_reset(served: ServedP
     assert "the circuit breaker is open" in run(served, "actions", "list")
     assert json.loads(run(served, "actions", "reset", "--json"))["opened_ms"] is None
     assert not control.switches.breaker.is_open
+
+
+def test_what_an_older_service_leaves_out_is_said(served: ServedPlacer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask_old_service(*asked: Any, **options: Any) -> Any:
+        answer = ask_service(*asked, **options)
+        (answer.get("switches") or answer).pop("mode", None)
+        return answer
+
+    monkeypatch.setattr(actions, "ask_service", ask_old_service)
+    said = "this service is too old to say whether its policy sends actions"
+    for verb in ("list", "plan", "pause", "resume", "reset"):
+        assert said in run(served, "actions", verb).splitlines()
 
 
 def test_a_service_that_does_not_answer_is_named() -> None:

@@ -51,6 +51,7 @@ DETAILS = {
         {"state": "sent", "time_ms": 1760000000400},
         {"state": "accepted", "time_ms": 1760000003000},
     ],
+    "after": [],
 }
 SWITCHES = {"mode": "act", "act_in": ["research"], "paused_ms": None, "paused_by": "", "opened_ms": None, "why": ""}
 STARTED = {

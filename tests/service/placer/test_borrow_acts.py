@@ -69,6 +69,7 @@ def test_a_job_stops_for_the_gang_and_its_node_is_held_until_the_gang_runs_on_it
     )
     assert (replacement.action.kind, replacement.action.executor) == ("replace", "agents")
     assert replacement.action.after == (stop.action_id,)
+    assert world.ask("GET", f"/actions/{replacement.action_id}")["after"] == [stop.action_id]
     assert [place.node for place in replacement.action.places] == ["n05"]
     assert replacement.action.by_ms == stop.action.by_ms + 1000 * ACT_LATE_S
     assert "for the recovery of big, attempt 1: a higher class needs the GPUs" in world.last("a")["sentence"]
