@@ -25,6 +25,7 @@ from fleetcast.placement.reclaim.prices import NodePrices, bound_domains
 from fleetcast.placement.reclaim.room import GangDomains, HostAmounts, VacatedRoom
 
 MOST_DOMAINS = 12
+MOST_CHEAPEST = 1000  # jobs with which a set begins where CPUs or memory are short
 MOST_EXCHANGES = 64  # tried of each kind, fewer where a try costs more:
 EXCHANGES = 600_000  # divided by the members times the nodes of the domain, or by ten times the nodes of the fleet
 PASSES = 2
@@ -173,16 +174,36 @@ class VictimSearch:
         return NodePrices(self.request, self.parts, rows, self.most_room[rows], self.view.milli.shape[1])
 
     def _try_domain(self, prices: NodePrices, bound: float) -> Iterator[_FoundSet]:
-        """Yield sets of victims for one domain, one for each way to spread a job's cost over its nodes."""
+        """Yield sets of victims for one domain, one for each way to spread a job's cost over its nodes.
+
+        Prices count GPUs alone. If CPUs or memory were missing on the nodes that they chose, the last set begins with
+        the cheapest jobs of the domain, wherever they run.
+        """
         over_rows, over_node = prices.sum_by_rows(), prices.sum_by_node()
+        is_short = False
         for spread, by_members in ((over_rows, True), (over_node, False)):
             found = choose_victims(prices, self.live, spread, self.needed, by_members)
             assert found is not None, "the domain has the room"
-            self._trim(*found, prices.rows)
+            is_short |= self._trim(*found, prices.rows)
             one = self._keep_set()
             yield one
             if one.cost <= bound * GOOD or not prices.spans.any():
-                return
+                break
+        if is_short and one.cost > bound * GOOD:
+            self._trim(self._choose_cheapest(prices), np.zeros(len(prices.rows), np.int64), prices.rows)
+            yield self._keep_set()
+
+    def _choose_cheapest(self, prices: NodePrices) -> Mask:
+        """Return (j,) bool: the cheapest jobs on these nodes that make room together, or all of them if many must."""
+        jobs = np.flatnonzero(np.isfinite(self.cost) & (np.bincount(prices.job, minlength=len(self.cost)) > 0))
+        jobs = jobs[np.argsort(self.cost[jobs], kind="stable")]
+        chosen = np.zeros(len(self.cost), bool)
+        for most in (MOST_CHEAPEST, len(jobs)):
+            chosen[jobs[:most]] = True
+            self.room.stop_only(chosen)
+            if self.room.domain_room.max() >= self.needed:
+                break
+        return chosen
 
     def _exchange(self, prices: NodePrices, best: Mask) -> Iterator[_FoundSet]:
         """Yield cheaper and cheaper sets. In each, one job has joined or left, and others are adjusted."""
@@ -244,14 +265,15 @@ class VictimSearch:
     def _is_cheaper_than(self, other: Mask) -> bool:
         return bool(self.cost[self.room.stopped].sum() < self.cost[other].sum() * (1 - CLOSE))
 
-    def _trim(self, victims: Mask, members: Ints, rows: Ints, stays: int = -1) -> None:
-        """Stop these jobs, and restore those that are not needed.
+    def _trim(self, victims: Mask, members: Ints, rows: Ints, stays: int = -1) -> bool:
+        """Stop these jobs, and restore those that are not needed. Returns whether CPUs or memory were missing.
 
         members: the gang's members on the nodes of `rows`. If CPUs or memory are missing on such a node, first all
         stoppable jobs on it are stopped. Then the unneeded ones are restored.
         """
         self.room.stop_only(victims)
-        if self.room.domain_room.max() < self.needed:
+        is_short = bool(self.room.domain_room.max() < self.needed)
+        if is_short:
             short = rows[self.room.room[rows] < members]
             more = np.isin(self.parts.row, short) & np.isfinite(self.cost[self.parts.job])
             victims[self.parts.job[more]] = True
@@ -259,6 +281,7 @@ class VictimSearch:
         jobs = np.flatnonzero(victims)
         last = np.where(jobs == stays, 0.0, self.cost[jobs])
         self.room.restore_spare_jobs(jobs[np.argsort(-last, kind="stable")], self.needed)
+        return is_short
 
     def _keep_set(self) -> _FoundSet:
         cost = float(self.cost[self.room.stopped].sum())

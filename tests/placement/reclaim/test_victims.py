@@ -155,3 +155,12 @@ def test_cpus_and_memory_are_given_back_where_they_are_known() -> None:
     assert found == NoVictims("no_room", 0, 1)
     left = find(request, view, [1.0, 9.0], known).view
     assert left.free_cpus.tolist() == [0.0, 64.0]
+
+
+def test_where_cpus_are_missing_a_cheap_job_beside_the_nodes_of_the_best_price_is_found() -> None:
+    """GPUs are free everywhere. Job 0 has 28 CPUs in each rack, and the cheap job 2 has 80 on the last node."""
+    holders = np.full((4, 8), FREE)
+    holders[[0, 2], 0], holders[1, 0], holders[3, :4] = 0, 1, 2
+    view = make_view(holders, rack=2, free_cpus=np.array([61.0, 35.0, 63.0, 22.0]))
+    host = HostAmounts(np.array([56.0, 8.0, 80.0]), np.full(3, np.nan))
+    assert find(ask(2, 2, "rack", cpus=40), view, [28.0, 34.0, 6.0], host).chosen.jobs == ("j2",)
