@@ -117,7 +117,8 @@ class ActionTable:
         if state == OPEN_ONES:
             where = [*where, OPEN_STATES]
         elif state is not None:
-            where, values = [*where, "state = ?"], [*values, state]
+            own_index = "+" if job is not None else ""  # a job has few actions, and a state may have most of all
+            where, values = [*where, f"{own_index}state = ?"], [*values, state]
         if job is not None:
             where, values = [*where, "job = ?"], [*values, job]
         for names in ((queue,) if queue is not None else (), own):

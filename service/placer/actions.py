@@ -30,7 +30,8 @@ SWITCHES = "actions"  # the ledger's mark with the switches
 FORESEEN_RECORD = "foreseen"  # the ledger's mark with the record of foreseen failures
 PLACER = "placer"
 PAUSED, RESUMED, OPENED, RESET = "actions_paused", "actions_resumed", "actions_stopped", "actions_reset"
-MOST_OF_JOB = 20  # actions that `list_last_of` returns
+MOST_OF_JOB = 20  # actions that `list_last_of` returns, and as many of each of these states:
+SENT_BEFORE_END = (ActionState.SEEN, ActionState.REFUSED, ActionState.EXPIRED, ActionState.LATE)
 RECENT_STOPS = 50  # from which `estimate_stop_s` learns
 MOST_EXPIRED = 1000  # that are read at once
 DONE = frozenset({ActionState.ACCEPTED, ActionState.SEEN})
@@ -305,8 +306,16 @@ class ActionControl:
         return self._table.read_after(changed, MOST_EXPIRED, state=ActionState.EXPIRED, newest=True)
 
     def list_last_of(self, job: str) -> list[ActionRecord]:
-        """Return the last actions on a job, open or ended."""
-        return self._table.read_after(0, MOST_OF_JOB, job=job, newest=True)
+        """Return the last actions on a job, open or ended, in the order of their changes.
+
+        However many proposals were withdrawn since, the last ones that happened or failed are among them.
+        """
+        rows = [
+            row
+            for state in (None, *SENT_BEFORE_END)
+            for row in self._table.read_after(0, MOST_OF_JOB, state=state, job=job, newest=True)
+        ]
+        return sorted({row.action_id: row for row in rows}.values(), key=lambda row: row.changed)
 
     def estimate_stop_s(self, default_s: float) -> float:
         """Return the median seconds from sending a stop until it was seen, over the last ones."""

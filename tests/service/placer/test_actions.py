@@ -94,6 +94,21 @@ def test_what_an_executor_refused_is_not_proposed_again_and_what_was_withdrawn_i
     assert propose(world, due(payer="another")), "for another request it is another wish"
 
 
+def test_what_was_refused_is_remembered_however_often_other_proposals_were_withdrawn(world: World) -> None:
+    control = world.service.actions
+    (refused,) = propose(world, due())
+    send(world, refused)
+    reply(world, refused, "refuse", why="no checkpoint")
+    for _ in range(30):
+        (other,) = propose(world, due(payer="another"))
+        control.withdraw(other, "the last pass does not propose it", NOW_MS)
+    changed = [row.changed for row in control.list_last_of("big")]
+    assert changed == sorted(changed)
+    assert len(changed) == 21
+    assert control.list_last_of("big")[0].action_id == refused
+    assert control.has_failed(ActionKind.PREEMPT, "big", 1)
+
+
 def test_a_proposal_with_an_impossible_amount_stores_nothing(world: World) -> None:
     with pytest.raises(Exception, match="gpus = nan"):
         propose(world, due("fine"), due(gpus=float("nan")))
