@@ -25,7 +25,9 @@ def run_forked(run: Callable[[], object], environment: Mapping[str, str] | None 
         child = os.fork()
         if not child:
             _be_child(run, environment or {}, out.fileno(), err.fileno())
-        status = _wait(child)
+        status = wait_for_child(child, LIMIT_S)
+        if status is None:
+            raise subprocess.TimeoutExpired(["fork"], LIMIT_S)
         texts = []
         for file in (out, err):
             file.seek(0)
@@ -46,16 +48,17 @@ def run_main(*words: str) -> typing.NoReturn:
     main()
 
 
-def _wait(child: int) -> int:
-    until = time.monotonic() + LIMIT_S
+def wait_for_child(child: int, limit_s: float) -> int | None:
+    """Return the exit status of a child process. After the limit kill it and return None."""
+    until = time.monotonic() + limit_s
     while time.monotonic() < until:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
-        time.sleep(0.005)
+        time.sleep(0.002)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    raise subprocess.TimeoutExpired(["fork"], LIMIT_S)
+    return None
 
 
 def _be_child(run: Callable[[], object], environment: Mapping[str, str], out: int, err: int) -> typing.NoReturn:

@@ -80,7 +80,7 @@ class ActionRecord:
 
     @property
     def is_underway(self) -> bool:
-        """Whether it was sent, or actions that free GPUs for it were. From then on its GPUs are promised."""
+        """Whether the action was sent, or actions that free GPUs for it were. From then on its GPUs are promised."""
         return self.was_sent or bool(self.action.after)
 
     @property

@@ -7,10 +7,8 @@ command that gets there has accepted the value.
 import importlib
 import io
 import os
-import signal
 import sys
 import tempfile
-import time
 import traceback
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +22,7 @@ import typer
 from fleetcast.cli.kit import logs
 from fleetcast.cli.main import app
 from fleetcast.fleet.errors import ConfigError, FleetcastError
+from tests.forked import wait_for_child
 
 LIMIT_S = 120.0  # wall, on a machine with much else to do
 SHOWN = 30  # characters of a value in a failure's text
@@ -164,21 +163,9 @@ def run_case(case: HostileCase, folder: Path) -> CliEnd:
         child = os.fork()
         if not child:
             _be_child(case, folder, file.fileno())
-        code = _wait(child)
+        code = wait_for_child(child, LIMIT_S)
         file.seek(0)
         return CliEnd(code, file.read().decode(errors="replace"))
-
-
-def _wait(child: int) -> int | None:
-    until = time.monotonic() + LIMIT_S
-    while time.monotonic() < until:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.002)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
 
 
 def _be_child(case: HostileCase, folder: Path, out: int) -> typing.NoReturn:
