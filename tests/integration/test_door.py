@@ -120,10 +120,10 @@ def test_the_console_asks_for_a_token_and_streams_with_it(closed: Service, brows
     page.goto(f"http://127.0.0.1:{closed.port}/")
     page.locator("#ask-token").fill(SECRETS["poster"])
     page.keyboard.press("Enter")
-    expect(page.locator("#ask .why")).to_contain_text("this needs a token with the scope read", timeout=15_000)
+    expect(page.locator("#ask .why")).to_contain_text("this needs a token with the scope read")
     page.locator("#ask-token").fill(SECRETS["reader"])
     page.keyboard.press("Enter")
-    expect(page.locator(".node")).to_have_count(1, timeout=15_000)
+    expect(page.locator(".node")).to_have_count(1)
 
     def streams() -> bool:
         _, text, _ = closed.request("GET", "/metrics")

@@ -23,7 +23,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-SHOWN_MS = 20_000  # what a page shows at last, a busy machine shows later
+SHOWN_MS = 60_000  # what a page shows at last, a busy machine shows later
 SETTLED_COLOUR = """item => Promise.all(item.getAnimations().map((a) => a.finished))
     .then(() => getComputedStyle(item).backgroundColor)"""
 

@@ -76,7 +76,7 @@ def test_a_node_that_turns_risky_turns_red_and_leads_the_list(open_console: Open
     expect(node(console, "n005")).to_be_visible()
     calm, light = redness(console, "n005")
     console.scene.troubles[4] = replace(TROUBLES[41], slow=0.99, entity="n005/2")
-    expect(console.page.locator("#risk li").first.locator(".name")).to_have_text("n005", timeout=6000)
+    expect(console.page.locator("#risk li").first.locator(".name")).to_have_text("n005")
     expect(node(console, "n005").locator(".figure")).to_have_text(f"97{GAP}%")
     risky, dark = redness(console, "n005")
     assert risky > calm + 60

@@ -39,18 +39,18 @@ def test_a_node_that_throttles_is_seen_red_with_its_sentence(
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(f"http://127.0.0.1:{service.port}/")
     cell = page.locator(".node", has_text="hand07")
-    expect(cell).to_be_visible(timeout=20_000)
+    expect(cell).to_be_visible()
     expect(page.get_by_role("group", name="no rack")).to_be_visible()
-    expect(page.locator("#notice")).to_contain_text("Warming", timeout=20_000)
+    expect(page.locator("#notice")).to_contain_text("Warming")
     (folder / "metrics").write_text(metrics(throttled=True))
-    expect(page.locator("#risk li").first).to_contain_text("990 MHz", timeout=20_000)
+    expect(page.locator("#risk li").first).to_contain_text("990 MHz")
     expect(cell).to_have_attribute("data-state", "degraded")
     cell.click()
     expect(page.locator("#drawer .reasons")).to_contain_text("sm_clock_mhz of hand07/1")
     signals = service.get("/v1/nodes/hand07/timeline")["signals"]
     [clock] = [row for row in signals if row["feature"] == "sm_clock_mhz"]
     page.locator(".axis summary").click()
-    expect(page.locator(".axis details")).to_contain_text(clock["sentence"].split(" (")[0], timeout=20_000)
+    expect(page.locator(".axis details")).to_contain_text(clock["sentence"].split(" (")[0])
     expect(page.locator(".drain .sentence")).to_have_text(service.get("/v1/nodes/hand07/drain")["sentence"])
     assert errors == []
     page.close()

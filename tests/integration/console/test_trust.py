@@ -171,7 +171,7 @@ def hung(open_console: Opener) -> Iterator[Page]:
 
 
 def test_of_an_api_that_hangs_nobody_says_that_the_pipeline_is_down(hung: Page) -> None:
-    expect(hung.locator("#notice")).to_contain_text("The API does not answer since", timeout=15_000)
+    expect(hung.locator("#notice")).to_contain_text("The API does not answer since")
     expect(hung.locator("#notice")).not_to_contain_text("pipeline")
     expect(hung.locator("#trust")).to_have_text("No, the API is away")
 
