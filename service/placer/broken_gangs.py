@@ -67,7 +67,8 @@ def make_recovery_action(
 ) -> JobAction:
     """Return the action of a step, as advice. Its numbers are the cost of each possible step, and the probability.
 
-    cause: LOST, FORESEEN or SLOW. p: the probability that the nodes fail.
+    cause: LOST, FORESEEN or SLOW. p: the probability that the nodes fail. If the whole gang moves, the action has no
+    places: its next attempt gets them as any request does. So the action stays the same while other jobs come and go.
     """
     step, gpus = found.step, gang.gpus
     waits_s = times.free_after_s if step.step is RecoveryStep.WAIT else 0.0
@@ -95,7 +96,7 @@ def make_recovery_action(
             restart=gpus * (step.delay_s - waits_s),
             wait=gpus * waits_s,
         ),
-        places=found.places,
+        places=() if moves_all else found.places,
         pinned=() if moves_all or shrinks else found.pinned,
         grace_s=times.grace_s,
     )

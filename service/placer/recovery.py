@@ -5,8 +5,8 @@ have begun the old one. Nothing is proposed while reclaim is "off". In the mode 
 nodes, a shrink, and a replacement of lost nodes by those of other jobs are sent. All other steps are advice.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import msgspec
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.nodes import NodeState
+from fleetcast.fleet.requests import RankPlacement
 from fleetcast.models.risk.foreseen import ForeseenFailure, ForeseenRecord
 from fleetcast.placement.actions.action import ActionKind, JobAction
 from fleetcast.placement.actions.life import ActionRecord
@@ -50,12 +51,14 @@ MOST_GANGS = 16  # whose recovery one pass searches
 MOST_TRIES = 2  # failed actions of one attempt; then only advice
 RECOVERED = "its nodes are healthy, or the job has ended"
 MORE_FAILED = "other nodes are concerned now"
+HAS_ROOM = "it has room elsewhere now"
 OTHER_CAUSE = "its nodes are concerned for another cause now"
 RUNS_AGAIN = "its next attempt runs"
 NOT_SENT = "actions are no longer sent"
 NOT_PROPOSED = "actions are no longer proposed"
 SENT_NOW = "it is sent now"
 LEAVES_SLOW_NODE = (RecoveryStep.SPARE, RecoveryStep.FREE)
+WAITS = f"_{RecoveryStep.WAIT}"
 CARRIED_OUT = tuple(f"_{step}" for step in (RecoveryStep.SPARE, RecoveryStep.FREE, RecoveryStep.SHRINK))
 
 
@@ -88,7 +91,8 @@ class RecoveryAdvisor:
         search = _GangSearch(fleet, options, tree, before, self._borrowing)
         actions = search.list_actions()
         proposed = [record for record in own if not record.is_underway]
-        self._withdraw_others(proposed, {action.job: action for action in actions}, now_ms)
+        judged = [record for record in proposed if record.action.job not in search.unsearched]
+        self._withdraw_others(judged, {action.job: action for action in actions}, now_ms)
         due = [
             action
             for action in actions
@@ -165,6 +169,8 @@ class RecoveryAdvisor:
                 self._control.withdraw(record.action_id, MORE_FAILED, now_ms)
             elif find_cause(action) != find_cause(record.action):
                 self._control.withdraw(record.action_id, OTHER_CAUSE, now_ms)
+            elif record.action.reason.code.endswith(WAITS) and not action.reason.code.endswith(WAITS):
+                self._control.withdraw(record.action_id, HAS_ROOM, now_ms)
 
     def _may_send(self, action: JobAction, fleet: ObservedFleet, policy: ReclaimPolicy, now_ms: int) -> bool:
         """Return whether an action is sent, and not only advised."""
@@ -224,10 +230,24 @@ def mask_likely_to_fail(view: ClusterView) -> Mask:
     return np.asarray((view.state != NodeState.LOST) & (is_advised | (view.p_fail >= 1)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Concern:
+    """A gang with nodes that it should leave. rows: (k,) those nodes. p: the probability that they fail.
+
+    known: its open action, if that was for the same attempt and cause.
+    """
+
+    row: int
+    cause: str
+    rows: NDArray[np.int64]
+    p: float
+    known: JobAction | None
+
+
 class _GangSearch:
     """The search for what each gang of a fleet needs. before: job → its open action.
 
-    ready: job → the proposal by which other jobs leave nodes to it now.
+    ready: job → the proposal by which other jobs leave nodes to it now. unsearched: gangs that a pass did not reach.
     """
 
     def __init__(
@@ -240,8 +260,10 @@ class _GangSearch:
     ) -> None:
         self._fleet, self._borrowing = fleet, borrowing
         self.ready: dict[str, ReclaimProposal] = {}
+        self.unsearched: set[str] = set()
         self._view, self._jobs, self._options = fleet.view, fleet.jobs, options
         self._policy, self._before = tree.policy.reclaim, before
+        self._lost, self._likely = fleet.view.state == NodeState.LOST, mask_likely_to_fail(fleet.view)
         self._spares = None if tree.spares is None else choose_spare_nodes(fleet.view, tree.spares)
         self._costs = compute_job_costs(fleet.jobs, fleet.view, options.now_ms)
 
@@ -252,74 +274,87 @@ class _GangSearch:
     def list_actions(self) -> list[JobAction]:
         """Return one action for each gang with nodes that were lost, that slow it, or that pay to be replaced early.
 
-        A gang whose action was sent has none. No two actions get the same GPUs.
+        A gang whose action was sent has none. No two actions get the same GPUs. Gangs that lost nodes come first. Among
+        equal ones, a gang that already has an action keeps its places before another gang gets new ones.
         """
-        view = self._view
-        lost = view.state == NodeState.LOST
-        likely = mask_likely_to_fail(view)
-        concerned = {*np.unique(view.holders[lost | likely]).tolist()}
-        concerned |= {row for row, node in enumerate(self._jobs.slow_node) if node}
+        concerns = [*self._list_concerns()]
+        concerns.sort(key=lambda found: (found.cause != LOST, not self._still_holds(found), found.row))
         actions: list[JobAction] = []
-        for row in sorted(row for row in concerned if 0 <= row < len(self._jobs)):
+        for at, concern in enumerate(concerns):
             if len(actions) == MOST_GANGS:
+                self.unsearched = {self._jobs.names[left.row] for left in concerns[at:]}
                 break
-            known = self._before.get(self._jobs.names[row])
-            action = None if known is not None and known.is_underway else self._make_action(row, lost, likely, known)
+            action, places = self._make_action(concern)
             if action is not None:
                 actions.append(action)
-                if action.places:
-                    self._view = add_placements(self._view, [Hold(make_gang_hold_name(action.job), action.places)])
+                if places:
+                    self._view = add_placements(self._view, [Hold(make_gang_hold_name(action.job), places)])
         return actions
 
-    def _make_action(self, row: int, lost: Mask, likely: Mask, known: ActionRecord | None) -> JobAction | None:
-        """Return the action for one job, or None if it needs none. known: its open action."""
+    def _list_concerns(self) -> Iterator[_Concern]:
         view, jobs = self._view, self._jobs
-        times = make_recovery_times(jobs, row, self._policy)
-        own = (view.holders == row).any(axis=1)
-        cause, failed, p = LOST, lost & own, 1.0
-        if not failed.any():
-            cause, failed = FORESEEN, likely & own
-            p = compute_set_probability(view.p_fail[failed])
-            if not should_act_early(p, float(self._costs.lost[row]) / max(1, int(jobs.gpus[row])), times):
-                slow = view.inventory.row.get(jobs.slow_node[row], -1)
-                cause, failed = SLOW, own & (np.arange(len(view)) == slow)
-        if not failed.any():
-            return None
-        gang = make_broken_gang(jobs, row, view)
-        is_same = known is not None and (known.action.attempt, find_cause(known.action)) == (jobs.attempt[row], cause)
-        if known is not None and is_same and _still_holds(known.action, failed, view):
-            return known.action
+        failing = np.flatnonzero(self._lost | self._likely)
+        concerned = {*np.unique(view.holders[failing]).tolist()}
+        concerned |= {row for row, node in enumerate(jobs.slow_node) if node}
+        for row in sorted(row for row in concerned if 0 <= row < len(jobs)):
+            record = self._before.get(jobs.names[row])
+            if record is not None and record.is_underway:
+                continue
+            cause, rows, p = self._find_failed(row, failing[(view.holders[failing] == row).any(axis=1)])
+            if len(rows):
+                known = None if record is None else record.action
+                is_same = known is not None and (known.attempt, find_cause(known)) == (jobs.attempt[row], cause)
+                yield _Concern(row, cause, rows, p, known if is_same else None)
+
+    def _find_failed(self, row: int, failing: NDArray[np.int64]) -> tuple[str, NDArray[np.int64], float]:
+        """Return the cause for which a gang leaves nodes, these nodes, and the probability that they fail.
+
+        failing: its nodes that were lost or are likely to fail.
+        """
+        view, jobs = self._view, self._jobs
+        lost, likely = failing[self._lost[failing]], failing[self._likely[failing]]
+        if len(lost):
+            return LOST, lost, 1.0
+        p, times = compute_set_probability(view.p_fail[likely]), make_recovery_times(jobs, row, self._policy)
+        if should_act_early(p, float(self._costs.lost[row]) / max(1, int(jobs.gpus[row])), times):
+            return FORESEEN, likely, p
+        slow = np.array([view.inventory.row.get(jobs.slow_node[row], -1)])
+        return SLOW, slow[(slow >= 0) & (view.holders[slow] == row).any(axis=1)], p
+
+    def _make_action(self, concern: _Concern) -> tuple[JobAction | None, Sequence[RankPlacement]]:
+        """Return the action for one gang, or None if it needs none, and the places that no other gang may get."""
+        if concern.known is not None and self._still_holds(concern):
+            return concern.known, concern.known.places
+        view, jobs, row, cause = self._view, self._jobs, concern.row, concern.cause
+        gang, times = make_broken_gang(jobs, row, view), make_recovery_times(jobs, row, self._policy)
         passing = self._borrowing_pass if cause != SLOW else None
-        nodes = {view.topology.names[at] for at in np.flatnonzero(failed).tolist()}
+        nodes = {view.topology.names[at] for at in concern.rows.tolist()}
         borrow = None if passing is None else passing.make_search(row, view, nodes)
-        found = find_recovery(gang, view, failed | lost, self._options, times, self._spares, borrow)
+        failed = self._lost.copy()
+        failed[concern.rows] = True
+        found = find_recovery(gang, view, failed, self._options, times, self._spares, borrow)
         if passing is not None and found.step.step is RecoveryStep.BORROW:
             proposal = passing.choose(jobs.names[row])
             if proposal is not None and cause == LOST:
                 self.ready[jobs.names[row]] = proposal
         if cause == SLOW and found.step.step not in LEAVES_SLOW_NODE:
-            return None
+            return None, ()
         action = make_recovery_action(
-            found, gang, jobs, row, cause=cause, p=p, times=times, now_ms=self._options.now_ms
+            found, gang, jobs, row, cause=cause, p=concern.p, times=times, now_ms=self._options.now_ms
         )
-        gone = sum(len(rank.gpus) for rank in action.ranks if lost[view.inventory.row[rank.node]])
-        return msgspec.structs.replace(action, lost_gpus=float(gone))
+        gone = sum(len(rank.gpus) for rank in action.ranks if self._lost[view.inventory.row[rank.node]])
+        return msgspec.structs.replace(action, lost_gpus=float(gone)), found.places
 
-
-def _still_holds(action: JobAction, failed: Mask, view: ClusterView) -> bool:
-    """Return whether an action is for the same nodes, and it has new places that are still free.
-
-    failed: (n,) bool, the failed nodes of its job.
-    """
-    row, leaving = view.inventory.row, {rank.node for rank in action.ranks}
-    is_same = set(np.array(view.topology.names)[failed].tolist()) == leaving
-    return (
-        is_same
-        and bool(action.places)
-        and all(
+    def _still_holds(self, concern: _Concern) -> bool:
+        """Return whether a gang's open action is for the same nodes, and it has new places that are still free."""
+        action, view = concern.known, self._view
+        if action is None or not action.places:
+            return False
+        row = view.inventory.row
+        leaving = {rank.node for rank in action.ranks}
+        return {view.topology.names[at] for at in concern.rows.tolist()} == leaving and all(
             place.node in row
             and bool(view.in_service[row[place.node]])
             and bool(view.free[row[place.node], list(place.gpus)].all())
             for place in action.places
         )
-    )

@@ -279,7 +279,8 @@ def test_a_gang_that_can_only_move_as_a_whole_restarts_there_like_any_request(wo
     body = {"request_id": "again", "job": "big", "attempt": 2, "queue": "q", "gang": 4, "gpus_per_node": GPUS}
     world.ask("POST", "/queue", 202, json=body)
     world.pass_at(10)
-    assert world.placed()["again"] == sorted({place.node for place in row.action.places})
+    assert row.action.places == (), "the place is that of the request"
+    assert world.placed()["again"] == ["n09", "n10", "n11", "n12"]
 
 
 def test_a_gang_that_waits_for_nodes_gives_no_members_to_a_request(world: BorrowWorld) -> None:

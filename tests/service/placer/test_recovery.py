@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -29,6 +29,7 @@ class FaultyBoard(AdvisedBoard):
 
     lost: tuple[int, ...] = ()
     drained: tuple[int, ...] = ()
+    whole: ClassVar[dict[int, tuple[int, int]]] = {}  # row of a job of one GPU → node, GPU
 
     def sections(self) -> dict[str, Any]:
         state = np.zeros(NODES, np.int8)
@@ -36,6 +37,8 @@ class FaultyBoard(AdvisedBoard):
         action = np.zeros(NODES, np.int8)
         action[list(self.drained)] = ACTIONS.index("drain_now")
         found = super().sections()
+        for job, (node, gpu) in self.whole.items():
+            found["gpu.job"][node, gpu] = job
         for row, (p, _) in self.risk.items():
             found["node.risk"][RISK_KINDS.index("fail"), :, row] = p
         return found | {"node.state": state, "node.action": action}
@@ -186,3 +189,77 @@ def test_the_calibration_of_foreseen_failures_is_published_and_survives_a_restar
     page = generate_latest(world.service.metrics.registry).decode()
     assert "fleetcast_foreseen_matured_swaps 1.0" in page
     assert f"fleetcast_foreseen_observed_ratio {float(is_lost)}" in page
+
+
+class OneGpuWorld(FaultyWorld):
+    """A fleet whose first node holds eight jobs of one GPU, and whose last two nodes other small jobs may use."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.run_jobs(other=range(1, NODES - 2))
+        self.places: dict[str, tuple[int, int]] = {}
+        for gpu in range(GPUS):
+            self.start_small(f"s{gpu}", 0, gpu)
+        self.beat(1000 * OLD_S)
+        self.board.risk, self.board.drained = {0: (0.4, "it fails soon")}, (0,)  # type: ignore[attr-defined]
+
+    def start_small(self, job: str, node: int, gpu: int) -> None:
+        self.places[job] = node, gpu
+        self.board.jobs[job], self.board.queue_of[job] = (), "q"
+        self.board.more[job] = {"gpus": 1, "held": {f"n{node + 1:02d}": 1000}}
+        self.board.whole = {list(self.board.jobs).index(name): at for name, at in self.places.items()}  # type: ignore[attr-defined]
+
+
+def test_advice_on_jobs_of_one_gpu_stays_while_other_jobs_take_their_places(tmp_path: Path) -> None:
+    world = OneGpuWorld(tmp_path)
+    world.pass_at(30)
+    first = world.service.actions.list_open()
+    assert [row.action.reason.code for row in first] == ["foreseen_elsewhere"] * GPUS
+    for gpu in range(GPUS):
+        world.start_small(f"new{gpu}", NODES - 2, gpu)
+        world.pass_at(30)
+        assert world.service.actions.list_open() == first
+    for gpu in range(GPUS):
+        world.start_small(f"last{gpu}", NODES - 1, gpu)
+    world.pass_at(30)
+    assert world.service.actions.list_open() == first, "without room the advice stays, too"
+    world.close()
+
+
+def test_advice_to_wait_becomes_a_move_once_there_is_room(tmp_path: Path) -> None:
+    world = OneGpuWorld(tmp_path)
+    world.board.jobs["full"], world.board.queue_of["full"] = range(NODES - 2, NODES), "q"
+    world.pass_at(30)
+    assert {row.action.reason.code for row in world.service.actions.list_open()} == {"foreseen_wait"}
+    world.board.jobs["full"] = [NODES - 1]
+    world.pass_at(30)
+    assert {row.action.reason.code for row in world.service.actions.list_open()} == {"foreseen_elsewhere"}
+    world.close()
+
+
+def test_a_gang_whose_place_is_gone_gets_no_place_of_another_gang(world: FaultyWorld) -> None:
+    for name in ("big", "other"):
+        del world.board.jobs[name]
+    world.run_jobs(a=range(3), b=range(3, 6), full=range(6, NODES - 3))
+    before = {row.action.job: row for row in world.lose(0, 3)}
+    (taken,) = {place.node for place in before["a"].action.places}
+    world.board.jobs["new"], world.board.queue_of["new"] = [int(taken[1:]) - 1], "q"
+    after = {row.action.job: row for row in world.lose(0, 3)}
+    assert after["b"] == before["b"]
+    assert after["a"].action.places[0].node not in {taken, before["b"].action.places[0].node}
+
+
+def test_a_gang_that_lost_nodes_comes_before_more_foreseen_failures_than_a_pass_searches(tmp_path: Path) -> None:
+    world = OneGpuWorld(tmp_path)
+    for gpu in range(GPUS):
+        world.start_small(f"t{gpu}", NODES - 2, gpu)
+    world.board.risk[NODES - 2] = world.board.risk[0]
+    world.board.drained = (0, NODES - 2)  # type: ignore[attr-defined]
+    world.pass_at(30)
+    foreseen = {row.action_id for row in world.service.actions.list_open()}
+    assert len(foreseen) == 2 * GPUS
+    world.lose(5)
+    found = world.service.actions.list_open()
+    assert {row.action.reason.code for row in found if row.action.job == "other"} == {"lost_free"}
+    assert foreseen < {row.action_id for row in found}, "advice that a pass did not reach stays"
+    world.close()
