@@ -45,7 +45,7 @@ pytestmark = pytest.mark.integration
 
 NODES = 24
 SEEN_WITHIN_S = 400.0
-WINDOW_S = 60
+WINDOW_S = 3600  # longer than this fleet lives
 RATE = {"__rate_interval": "15s"}
 OFFSET = re.compile(r"offset 1h")
 TOLERANCE = 1e-6
