@@ -128,13 +128,19 @@ class AvailabilityProfile:
         self._timeline = found = Timeline(view, sort_releases([*known, *more]))
         return found
 
+    def open_windows(self, request: PlacementRequest) -> PlacementRequest:
+        """Return the request as it will be once all windows of the file of queues have ended."""
+        ends = [row.end_ms for row in self.turns.find_reserved_nodes(request) if row.end_ms < math.inf]
+        return self.turns.exclude_closed_nodes(request, int(max(ends))) if ends else request
+
     def add_claim(
         self, request: PlacementRequest, timeline: Timeline, step: int, is_overdue: bool, is_dropped: bool
     ) -> Claim:
         """Add the claim of a request to its earliest start that delays no earlier claim, and return it.
 
-        request: without the nodes that are closed to it now. step: the first step of the timeline at which it fits if
-        there is no claim. is_dropped: whether the claim reserves nothing.
+        request: without the nodes that are closed to it now. It fits once all jobs and windows have ended. step: the
+        first step of the timeline at which it fits if no claim or reserved node is in the way. is_dropped: whether the
+        claim reserves nothing.
         """
         gpus = request.members.desired * request.gpus_per_node
         run_ms = round(1000 * self.run_times.estimate_run_s(gpus, 0.9, limit_s=request.limit_s))

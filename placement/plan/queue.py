@@ -371,13 +371,16 @@ class PassState:
         The entry gets no claim if it never fits, or if its start time cannot be predicted.
         """
         timeline = self.profile.update_timeline(self.view, self.running)
-        step = timeline.find_first_fit(request, self.options)
+        step, later = timeline.find_first_fit(request, self.options), request
+        if step is None:
+            later = self.profile.open_windows(request)
+            step = None if later is request else timeline.find_first_fit(later, self.options)
         if step is None and not request.gpus_per_node:
             reason = WaitReason("unknown", request, self.after)
             self.final[self.make_failure_key(request, self.view)] = reason
         elif step is None:
             empty = timeline.make_view_after(len(timeline.ahead))
-            lack = explain_shortage(request, empty, screen(request, empty, self.options))
+            lack = explain_shortage(later, empty, screen(later, empty, self.options))
             said = f"does not fit even when all running jobs have ended: {lack}"
             reason = WaitReason("never", request, self.after, said=said)
             self.final[self.make_failure_key(request, empty)] = reason
@@ -389,7 +392,9 @@ class PassState:
                 self._propose_reclaim(request, claim.start_ms, entry.queued_ms)
             if not self.profile.is_full:
                 self.turns.record_claim(request)
-            self._add_wait(entry, WaitReason("next", request, self.after, claim.blocker, number), claim.start_ms)
+            code: WaitCode = "window" if claim.blocker in self.turns.window_names else "next"
+            reason = WaitReason(code, request, self.after, claim.blocker, number, start_ms=claim.start_ms)
+            self._add_wait(entry, reason, claim.start_ms)
             return
         self._add_wait(entry, reason)
 

@@ -15,11 +15,13 @@ from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.machines.words import describe_fitting_room, describe_needs
 from fleetcast.placement.plan.turns import QueueTurns
+from fleetcast.placement.queues.closed import format_date
 
-WaitCode = Literal["queue", "never", "next", "room", "kept", "untried", "unknown", "gone"]
-"""queue: its queue may have no more; never: it fits into no empty fleet; next: GPUs are reserved for it; room: too
-little is free; kept: what is free is reserved for others; untried: the pass had tried enough others; unknown: nobody
-knows when CPUs and host memory come free; gone: the file of queues does not name its queue any more."""
+WaitCode = Literal["queue", "never", "next", "window", "room", "kept", "untried", "unknown", "gone"]
+"""queue: its queue may have no more; never: it fits into no empty fleet; next: GPUs are reserved for it; window: GPUs
+are reserved for it from the end of a window on; room: too little is free; kept: what is free is reserved for others;
+untried: the pass had tried enough others; unknown: nobody knows when CPUs and host memory come free; gone: the file of
+queues does not name its queue any more."""
 
 
 @dataclass(slots=True)
@@ -39,8 +41,9 @@ class WaitReason(msgspec.Struct, gc=False):
     """The reason why a request waits.
 
     request: one of the requests that share the reason. job: the job of the claim that is in the way, or the job or
-    window that the request's own claim waits for. number: that of the claim, from 1, the head's. said: the sentence,
-    if it is known already. at_limit: the cached value of `is_over_quota`, None until a caller reads it.
+    window that the request's own claim waits for. number: that of the claim, from 1, the head's. start_ms: the start of
+    its own claim, 0 without one. said: the sentence, if it is known already. at_limit: the cached value of
+    `is_over_quota`, None until a caller reads it.
     """
 
     code: WaitCode
@@ -48,6 +51,7 @@ class WaitReason(msgspec.Struct, gc=False):
     after: StateAfterPass
     job: str = ""
     number: int = 1
+    start_ms: int = 0
     said: str = ""
     at_limit: bool | None = None
 
@@ -70,6 +74,8 @@ class WaitReason(msgspec.Struct, gc=False):
         text = f"{what}; {self.after.describe_room(self.request)}"
         if self.code == "next":
             return f"{text}; it is {self._rank_phrase}, when {self.job} has ended"
+        if self.code == "window":
+            return f"{text}; it is {self._rank_phrase}, when {self.job} ends at {format_date(self.start_ms)} UTC"
         if self.code == "unknown":
             return f"{text}; when more comes is not known"
         return f"{text}; {self.job} is {self._rank_phrase}"

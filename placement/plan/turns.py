@@ -93,6 +93,10 @@ class QueueTurns(Protocol):
         """Return the nodes that are closed to a request, each with the time span in which they are."""
 
     @property
+    def window_names(self) -> frozenset[str]:
+        """The kind and name of each window that has not ended."""
+
+    @property
     def standing(self) -> QueueStanding | None:
         """The state of the queues. None without a tree of queues."""
 
@@ -178,6 +182,10 @@ class OneLine:
 
     def find_closures(self, request: PlacementRequest) -> tuple[Closure, ...]:
         return ()
+
+    @property
+    def window_names(self) -> frozenset[str]:
+        return frozenset()
 
     @property
     def standing(self) -> None:
@@ -431,6 +439,10 @@ class TreeTurns:
             self._sated.add(leaf)
             return False
         return True
+
+    @property
+    def window_names(self) -> frozenset[str]:
+        return frozenset(row.name for row in self._reserved if row.window is not None)
 
     @property
     def version(self) -> int:

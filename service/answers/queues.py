@@ -82,10 +82,10 @@ class WhyStep(msgspec.Struct):
     ahead. The codes are:
 
     stale: nothing is placed now. before: other requests come first. limit: the queue is at its limit.
-    lent_out: the queue may borrow no more. window: a reservation or maintenance withholds nodes. room:
-    a resource is short. kept: room is reserved for the first request. untried: the last pass had already
-    tried enough others. gone: the queue file no longer has the request's queue. reclaim: which running jobs would
-    be stopped for it, or why none would be. ends: the request waits for these jobs to end. start: when the
+    lent_out: the queue may borrow no more. window: a reservation or maintenance withholds nodes, or the request is next
+    when it ends. room: a resource is short. kept: room is reserved for the first request. untried: the last pass had
+    already tried enough others. gone: the queue file no longer has the request's queue. reclaim: which running jobs
+    would be stopped for it, or why none would be. ends: the request waits for these jobs to end. start: when the
     request starts.
     """
 

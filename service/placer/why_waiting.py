@@ -23,7 +23,7 @@ FIRST: dict[LeafOrder, str] = {
     "fifo": "longer there",
     "attained": "longer there",
 }
-LACKS: dict[str, WhyCode] = {"kept": "kept", "untried": "untried", "gone": "gone"}
+LACKS: dict[str, WhyCode] = {"window": "window", "kept": "kept", "untried": "untried", "gone": "gone"}
 
 
 def explain_wait(

@@ -131,13 +131,8 @@ class SlowPass:
             return code
         running = table_of(self.running)
         ahead = Timeline(self.view, estimate_releases(self.view, running, self.run_times, self.options.now_ms))
-        if not fits_now(request, ahead.make_view_after(len(ahead.ahead)), self.options):
-            code, view = (
-                ("never", ahead.make_view_after(len(ahead.ahead))) if request.gpus_per_node else ("unknown", self.view)
-            )
-            self.known[self.failed_form(request, view)] = code
-            return code
         run_ms = round(1000 * self.likely_s(request))
+        first = request
         ended = [(release.end_ms, step, release.job) for step, release in enumerate(ahead.ahead, 1)]
         for claim in self.claims:
             done = sum(release.end_ms <= claim.end_ms for release in ahead.ahead)
@@ -151,13 +146,19 @@ class SlowPass:
             request = self.close(request, start_ms, start_ms + run_ms)
             if fits_now(request, view, self.options):
                 break
+        else:
+            code, view = (
+                ("never", ahead.make_view_after(len(ahead.ahead))) if request.gpus_per_node else ("unknown", self.view)
+            )
+            self.known[self.failed_form(first, view)] = code
+            return code
         gpus, members = find_claimed_gpus(request, view, self.options)
         amounts = members * float(request.cpus or 0), members * float(request.host_memory_gib or 0.0)
         overdue = self.turns.is_overdue(request)
         self.claims.append(Claim(request, start_ms, start_ms + run_ms, job, overdue, gpus, *amounts))
         if not self.is_full:
             self.turns.record_claim(request)
-        return "next"
+        return "window" if any(job == describe_window(window) for window in self.windows) else "next"
 
     def close(self, request: PlacementRequest, start_ms: int, end_ms: int) -> PlacementRequest:
         """The request with the nodes closed to it that others may have at some time of this span, and full models."""

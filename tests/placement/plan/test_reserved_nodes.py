@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.fleet.requests import PlacementRequest, TopologyConstraint
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.plan.profile import Claim
 from fleetcast.placement.plan.queue import Plan, WaitingEntry, plan
@@ -70,7 +70,7 @@ def test_a_claim_avoids_nodes_that_a_window_closes_while_its_job_would_run() -> 
 def test_a_claim_waits_for_the_end_of_a_window_if_no_other_node_comes_sooner() -> None:
     found = run_pass([ask("head", 30)], [10, 90], make_window("maintenance", ["n001"], 35, 60))
     assert describe(found.claims[0]) == (60, [0])
-    assert found.waiting[0].why.endswith("it is next, when maintenance 'w' has ended")
+    assert found.waiting[0].why.endswith("it is next, when maintenance 'w' ends at 2027-01-15 09:00 UTC")
 
 
 def test_a_claim_may_have_the_nodes_of_a_window_that_is_over_by_then() -> None:
@@ -101,3 +101,25 @@ def test_a_spare_node_is_claimed_only_for_jobs_that_may_be_stopped() -> None:
     assert describe(run_pass([ask("head", 30, gang=2)], [0, 10, 20], spares).claims[0]) == (20, [1, 2])
     may_stop = run_pass([ask("head", 30, gang=2, preemptible=True)], [0, 10, 20], spares)
     assert describe(may_stop.claims[0]) == (10, [0, 1])
+
+
+def test_a_claim_starts_at_the_end_of_a_window_that_closes_the_nodes_now() -> None:
+    window = make_window("maintenance", ["n001", "n002"], -5, 60)
+    found = run_pass([ask("head", 30, gang=2), ask("long", 90)], [0, 20], window)
+    assert describe(found.claims[0]) == (60, [0, 1])
+    (why, _) = found.waiting
+    assert (why.reason.code, why.start_ms) == ("window", NOW_MS + 60 * MINUTE_MS)
+    assert why.why.endswith("it is next, when maintenance 'w' ends at 2027-01-15 09:00 UTC")
+
+
+def test_a_claim_starts_at_the_end_of_the_last_window_that_its_run_would_overlap() -> None:
+    windows = make_window("maintenance", ["n001"], -5, 60) + make_window("maintenance", ["n001"], 90, 120)
+    assert describe(run_pass([ask("head", 40)], [0], windows).claims[0]) == (120, [0])
+    assert describe(run_pass([ask("head", 30)], [0], windows).claims[0]) == (60, [0])
+
+
+def test_a_request_that_no_window_hinders_never_fits() -> None:
+    window = make_window("maintenance", ["n001"], -5, 60)
+    found = run_pass([ask("head", 30, gang=2, topology=TopologyConstraint("node"))], [0, 20], window)
+    assert (found.claims, found.waiting[0].reason.code) == ((), "never")
+    assert "maintenance" not in found.waiting[0].why
