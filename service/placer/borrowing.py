@@ -26,7 +26,7 @@ from fleetcast.placement.queues.tree import ReclaimPolicy
 from fleetcast.placement.reclaim.eligibility import Eligibility
 from fleetcast.placement.recovery.replacement import BorrowedNodes, BorrowSearch
 from fleetcast.service.placer.actions import ActionControl
-from fleetcast.service.placer.broken_gangs import LOST, find_cause
+from fleetcast.service.placer.gang_losses import GangLosses
 from fleetcast.service.placer.promised_sets import FAILED, PromisedSets
 from fleetcast.service.placer.queues import ServedQueues
 from fleetcast.service.placer.reclaim import SENT_MS, ReclaimAdvisor, make_actions, withdraw_proposals_of_jobs
@@ -126,6 +126,7 @@ class NodeBorrowing:
     def __init__(self, queues: ServedQueues, advisor: ReclaimAdvisor, sets: PromisedSets) -> None:
         self._control: ActionControl = advisor.control
         self._queues, self._advisor, self._sets = queues, advisor, sets
+        self._losses = GangLosses(queues.ledger)
 
     def begin_pass(self, fleet: ObservedFleet, options: Options) -> BorrowingPass | None:
         """Return the facts of a pass, or None without queues."""
@@ -138,12 +139,16 @@ class NodeBorrowing:
         return BorrowingPass(fleet, options, facts, standing, dict(turns.holds), find_loss_ms)
 
     def _find_loss_ms(self, now_ms: int, job: str, attempt: int, nodes: Collection[str]) -> int | None:
-        """Return when an action first named these nodes as lost, or now. Returns None after a failed borrowing."""
-        rows = [row for row in self._control.list_last_of(job) if row.action.attempt == attempt]
-        if any(row.action.after and row.state is not ActionState.SEEN for row in rows):
+        """Return when an attempt lost the first of these nodes, or now. Returns None after a failed borrowing."""
+        borrowing = self._losses.find_borrowing((job, attempt))
+        if borrowing and self._control.get_action(borrowing).state is not ActionState.SEEN:
             return None
-        named = [row for row in rows if not {rank.node for rank in row.action.ranks}.isdisjoint(nodes)]
-        return min((row.life[0].time_ms for row in named if find_cause(row.action) == LOST), default=now_ms)
+        lost_ms = self._losses.find_loss_ms((job, attempt), nodes)
+        return now_ms if lost_ms is None else lost_ms
+
+    def record_losses(self, fleet: ObservedFleet, now_ms: int) -> None:
+        """Record which gangs have lost nodes. The caller holds the ledger's transaction."""
+        self._losses.update(fleet, now_ms)
 
     def send(
         self, action: JobAction, proposal: ReclaimProposal, fleet: ObservedFleet, policy: ReclaimPolicy, now_ms: int
@@ -169,7 +174,8 @@ class NodeBorrowing:
         last_ms = by_ms + round(1000 * policy.grace_s) + SENT_MS
         executor = self._advisor.find_executor(action.kind, action.job, now_ms)
         following = structs.replace(action, executor=executor, by_ms=last_ms, after=ids)
-        self._control.propose([following], now_ms, may_repeat=True)
+        for opened in self._control.propose([following], now_ms, may_repeat=True).opened:
+            self._losses.record_borrowing(action.job, action.attempt, opened.action_id)
 
     def send_due(self, record: ActionRecord, fleet: ObservedFleet, now_ms: int) -> None:
         """Send a replacement if all jobs have left its nodes and its attempt still runs."""

@@ -84,6 +84,7 @@ class RecoveryAdvisor:
                     self._borrowing.withdraw(record, NOT_PROPOSED, now_ms)
             return
         policy = tree.policy.reclaim
+        self._borrowing.record_losses(observed, now_ms)
         overtaken = self._withdraw_overtaken(own, observed, policy, now_ms)
         own = [record for record in own if record.action.job not in overtaken]
         fleet = replace(observed, view=remove_jobs(observed.view, set(map(make_gang_hold_name, overtaken))))

@@ -222,6 +222,46 @@ def test_patience_begins_with_the_loss_of_a_node_and_not_with_the_forecast_of_it
     world.close()
 
 
+@pytest.mark.parametrize("changes", [1, 25])
+def test_patience_counts_from_the_loss_however_often_the_advice_changed(tmp_path: Path, changes: int) -> None:
+    world = BorrowWorld(tmp_path, FILE.replace("preempt_after_s = 0", "preempt_after_s = 1200"))
+    for number in range(changes):
+        world.lose(*((1, 3) if number % 2 else (1,)))
+        world.restart()
+    advice = [row for row in world.service.ledger.actions.read_after(0, 1000) if row.action.job == "big"]
+    assert len(advice) == changes
+    since_s = (world.clock.now_ms() - advice[0].life[0].time_ms) / 1000
+    world.agents_pass_at(1199 - since_s)
+    assert world.states() == {"big": "proposed"}
+    world.agents_pass_at(1)
+    assert world.states() == {"a": "sent", "big": "proposed"}
+    world.close()
+
+
+def test_patience_begins_anew_with_the_loss_of_a_node_that_was_back(tmp_path: Path) -> None:
+    world = BorrowWorld(tmp_path, FILE.replace("preempt_after_s = 0", "preempt_after_s = 600"))
+    world.lose(1)
+    world.agents_pass_at(300)
+    world.lose()
+    world.lose(1)
+    world.agents_pass_at(500)
+    assert world.states() == {"big": "proposed"}
+    world.agents_pass_at(100)
+    assert world.states() == {"a": "sent", "big": "proposed"}
+    world.close()
+
+
+def test_a_failed_borrowing_is_remembered_however_often_the_advice_changed(world: BorrowWorld) -> None:
+    world.lose(1)
+    world.reply("a", "refuse", why="no")
+    world.agents_pass_at(10)
+    for _ in range(25):
+        world.lose(2)
+        world.lose(1)
+    assert {job: row.state for job, row in world.rows().items() if row.is_open} == {"big": "proposed"}
+    assert world.rows()["big"].action.reason.code == "lost_wait"
+
+
 def test_only_jobs_of_the_required_domain_leave_their_nodes(world: BorrowWorld) -> None:
     world.end("big")
     world.pass_at(5)
