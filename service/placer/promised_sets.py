@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from fleetcast.fleet.clock import Clock, ClockWatch
-from fleetcast.fleet.requests import PlacementRequest, RankPlacement
-from fleetcast.placement.actions.action import ActionKind
+from fleetcast.fleet.requests import WHOLE_GPU, PlacementRequest, RankPlacement
+from fleetcast.placement.actions.action import ActionKind, JobAction
 from fleetcast.placement.actions.life import ActionRecord, ActionState
 from fleetcast.placement.ledger.ledger import Ledger
 from fleetcast.placement.machines.running_jobs import RUN_LEVELS, JobRun, RunningJobs, make_running_jobs
@@ -21,6 +21,7 @@ from fleetcast.placement.machines.vacate import remove_jobs
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.promised import PromisedGpus, make_gang_hold_name, make_hold_name
 from fleetcast.placement.plan.timeline import Hold, add_placements
+from fleetcast.service.placer.action_follow import mask_ranks
 from fleetcast.service.placer.charged_clock import STEP_MS
 from fleetcast.service.placer.view import ObservedFleet
 
@@ -33,7 +34,7 @@ class PromisedSet(msgspec.Struct, frozen=True):
     """A set of actions that were sent for one request.
 
     ranks: the places of the request once all jobs have stopped. actions: ids. number: 1 for its first set. failed:
-    the jobs that did not stop for it.
+    the jobs that did not stop for it, or whose GPUs another job or a new attempt took at once.
     """
 
     payer: str
@@ -52,9 +53,13 @@ class FollowedSet:
     records: Sequence[ActionRecord]
     is_live: bool  # its GPUs are still promised
 
+    def has_failed(self, record: ActionRecord) -> bool:
+        """Return whether an action of the set frees nothing for its request."""
+        return record.state in FAILED or record.action.job in self.row.failed
+
     @property
     def is_short(self) -> bool:
-        return any(record.state in FAILED for record in self.records)
+        return any(map(self.has_failed, self.records))
 
     @property
     def is_exhausted(self) -> bool:
@@ -95,10 +100,10 @@ class PromisedSets:
             for row in self.read().values() if self._ledger.is_queued(row.payer)
         ]  # fmt: skip
 
-    def update(self, now_ms: int) -> None:
-        """Drop the sets of requests that no longer wait, and record the jobs that did not stop.
+    def update(self, view: ClusterView, now_ms: int) -> None:
+        """Drop the sets of requests that no longer wait, and record the jobs that freed nothing for them.
 
-        If the clock was set, GPUs are promised as long as before.
+        view: without promises. If the clock was set, GPUs are promised as long as before.
         """
         self._due_ms += self._clock_watch.pop_clock_step_ms()
         step_ms, before = self._due_ms, self.read()
@@ -107,7 +112,11 @@ class PromisedSets:
             return
         after = {}
         for found in self.list_followed(now_ms):
-            lost = {record.action.job for record in found.records if record.state in FAILED}
+            lost = {
+                record.action.job
+                for record in found.records
+                if record.state in FAILED or (record.state is ActionState.SEEN and _is_taken(record.action, view))
+            }
             failed = tuple(sorted(lost.union(found.row.failed)))
             row = found.row
             if step_ms or failed != row.failed:
@@ -221,6 +230,12 @@ def _split_open_jobs(records: Sequence[ActionRecord]) -> tuple[frozenset[str], f
     """Return the jobs with open actions: those that stop, and the others."""
     stops = {record.action.job: record.action.kind is ActionKind.PREEMPT for record in records if record.is_open}
     return frozenset(job for job in stops if stops[job]), frozenset(job for job in stops if not stops[job])
+
+
+def _is_taken(action: JobAction, view: ClusterView) -> bool:
+    """Return whether a job holds any GPU that an action freed. Shared GPUs do not count: others may stay on them."""
+    whole = [rank for rank in action.ranks if rank.milli == WHOLE_GPU]
+    return bool((view.holders[mask_ranks(view, whole)] >= 0).any())
 
 
 def _list_unheld(view: ClusterView, ranks: Sequence[RankPlacement]) -> Iterator[RankPlacement]:

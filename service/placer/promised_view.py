@@ -133,7 +133,7 @@ class PromisedView:
         base = self._complete_jobs(base)
         if not self.watch.doubts:
             self.follow_actions(base, now_ms)
-            self.promised_sets.update(now_ms)
+            self.promised_sets.update(base.view, now_ms)
         if self._view is None or self._view.version != self.ledger.version:
             self._view = self._add_promises(base)
             self._held = None

@@ -21,7 +21,7 @@ from fleetcast.placement.reclaim.cost import StopCosts
 from fleetcast.placement.reclaim.eligibility import Eligibility
 from fleetcast.service.placer.actions import ActionControl
 from fleetcast.service.placer.executors import ExecutorChoice
-from fleetcast.service.placer.promised_sets import FAILED, PromisedSet, PromisedSets
+from fleetcast.service.placer.promised_sets import PromisedSet, PromisedSets
 from fleetcast.service.placer.queues import ServedQueues
 from fleetcast.service.placer.view import ObservedFleet
 
@@ -126,7 +126,7 @@ class ReclaimAdvisor:
             self._withdraw_others(set(), why, now_ms)
             return
         before = next((row for row in self._sets.list_followed(now_ms) if row.row.payer == payer), None)
-        open_before = [] if before is None else [row for row in before.records if row.state not in FAILED]
+        open_before = [] if before is None else [row for row in before.records if not before.has_failed(row)]
         self._sets.write(
             PromisedSet(
                 payer,

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -28,6 +29,9 @@ class ActBoard(AdvisedBoard):
 
     def sections(self) -> dict[str, Any]:
         found = super().sections()
+        occupancy = msgspec.json.decode(found["occupancy"])
+        occupancy["running"] = [(job, self.more.get(job, {}).get("attempt", 1)) for job in self.jobs]
+        found["occupancy"] = msgspec.json.encode(occupancy)
         if self.hearing is not None:
             found["node.hearing"] = np.full(NODES, self.hearing, np.int8)
             found["gpu.unknown_use"] = np.zeros((NODES, GPUS), bool)
@@ -167,6 +171,28 @@ def test_a_refusal_gets_the_next_set_at_once_and_no_more_than_needed(world: ActW
     world.end("c")
     world.agents_pass_at(10)
     assert world.placed() == {"p": ["n05", "n06", "n09", "n10"]}
+
+
+@pytest.mark.parametrize("taker", ["a", "stranger"])
+def test_gpus_that_a_new_attempt_or_another_job_takes_at_once_are_replaced_by_the_next_set(
+    world: ActWorld, taker: str
+) -> None:
+    world.fill(own=("owed", 4), a=("lender", 2), b=("lender", 2), c=("lender", 2), d=("lender", 6))
+    near_ms = world.clock.now_ms() + 1000 * (OLD_S - 10)
+    world.board.more = {"a": {"checkpoint_ms": near_ms}, "b": {"checkpoint_ms": near_ms}}
+    world.wait_for("p", "owed", 4)
+    world.agents_pass_at(OLD_S)
+    assert world.states() == {"a": "sent", "b": "sent"}
+    nodes = world.board.jobs["a"]
+    world.end("a")
+    world.board.jobs[taker], world.board.queue_of[taker] = nodes, "lender"
+    world.board.more[taker] = {"attempt": 2, "started_ms": world.clock.now_ms()}
+    world.agents_pass_at(10)
+    assert world.states() == {"a": "seen", "b": "sent", "c": "sent"}
+    world.end("b")
+    world.end("c")
+    world.agents_pass_at(10)
+    assert world.placed() == {"p": ["n07", "n08", "n09", "n10"]}
 
 
 def test_busy_gpus_contradict_a_stop_and_go_to_nobody(world: ActWorld) -> None:
