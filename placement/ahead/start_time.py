@@ -17,6 +17,7 @@ from fleetcast.placement.ahead.slot_times import Place
 from fleetcast.placement.engine import fits_now
 from fleetcast.placement.machines.filters import screen
 from fleetcast.placement.machines.words import describe_needs, explain_shortage, format_count
+from fleetcast.placement.plan.promised import make_gang_hold_name, make_hold_name
 
 WORTH_S = 60.0  # a constraint that costs less is not the one that it waits for
 LEVELS = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
@@ -386,12 +387,13 @@ def _find_blockers(
 ) -> tuple[Blocker, ...]:
     """Return the jobs that the request waits for.
 
-    The request's own job and jobs that still run when it starts are left out.
+    The request's own job, the GPUs that are held for it, and jobs that still run when it starts are left out.
     """
     nodes, found = timelines.view.topology.nodes, []
+    own = {request.job_name, make_hold_name(request.request_id), make_gang_hold_name(request.job_name)}
     for one in hindrances:
         job, ends_s = timelines.jobs[one.job], timelines.ends_s[one.job]
-        if job != request.job_name and ends.blocks(ends_s):
+        if job not in own and ends.blocks(ends_s):
             found.append(
                 Blocker(job, nodes[one.node].name, ends.compute_end_quantiles(ends_s, timelines.now_ms, now_ms))
             )

@@ -54,7 +54,7 @@ class PromisedGpus:
     def sentence(self) -> str:
         jobs = sorted(self.stopping | self.shrinking)
         if not jobs:
-            return "waits until all GPUs that are held for it fit"
+            return "waits until the GPUs that are held for it are enough"
         verb = "makes" if len(jobs) == 1 else "make"
         return f"waits until {format_count(len(jobs), 'job')} {verb} room for it ({join_some(jobs)})"
 

@@ -21,6 +21,7 @@ from fleetcast.placement.ahead.start_time import (
 from fleetcast.placement.machines.running_jobs import NO_RUNNING_JOBS, RunningJobs
 from fleetcast.placement.machines.slots import HeldParts
 from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.plan.promised import make_hold_name
 from fleetcast.placement.plan.queue import WaitingEntry, plan
 from fleetcast.placement.plan.timeline import RunTimeQuantiles
 from fleetcast.placement.plan.turns import TreeTurns
@@ -267,3 +268,12 @@ def test_a_job_that_still_runs_when_the_request_starts_is_no_blocker(make_view) 
     assert estimate.start_ms is not None
     for blocker in estimate.blocked_by:
         assert blocker.ends_ms["p50"] <= estimate.start_ms["p50"]
+
+
+def test_the_gpus_that_are_held_for_a_request_are_no_blocker_of_it(make_view) -> None:
+    names = ("j", make_hold_name("p"))
+    view = make_view({"r01": [0, 0]}, holders=np.repeat(np.arange(2, dtype=np.int32), 8).reshape(2, 8), jobs=names)
+    jobs = table_of({name: Run(NOW_MS, 8, left_s=(HOUR_S,) * 8) for name in names})
+    waiting = request("p", gang=2)
+    futures = sample_timelines([WaitingEntry(waiting, NOW_MS)], view, jobs, EXACT, OPTIONS)
+    assert [blocker.job for blocker in list_blockers(waiting, futures, NOW_MS)] == ["j"]
