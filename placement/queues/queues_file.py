@@ -66,7 +66,7 @@ class PolicyTable(_Table, frozen=True):
     max_wait_h: float = 24.0
     claims: int = 1
     reclaim: ReclaimMode = "off"
-    act_in: tuple[str, ...] = ()
+    act_in: tuple[str, ...] | None = None
     preempt_after_s: float = 300.0
     grace_s: float = 120.0
     min_run_s: float = 600.0
@@ -232,11 +232,13 @@ def _make_policy(table: PolicyTable, refuse: FaultBuilder) -> TreePolicy:
     check("dwell_s", table.dwell_s, 0, 1e6, "seconds")
     check("stops_a_day", table.stops_a_day, 0, 1000, "stops of one job")
     check("preempt_gpu_h_per_h", table.preempt_gpu_h_per_h, 0, 1e9, "GPU-hours an hour")
+    if table.act_in == ():
+        raise refuse(("policy", "act_in"), "names no queue: leave it out to act in all, or set reclaim to advise")
     unknown = "" if table.unknown_queue == REFUSE else table.unknown_queue
     half_life_s, max_wait_s = table.half_life_h * 3600, table.max_wait_h * 3600
     most_gpu_h = math.inf if table.preempt_gpu_h_per_h is None else table.preempt_gpu_h_per_h
     times_s = table.preempt_after_s, table.grace_s, table.min_run_s
-    reclaim = ReclaimPolicy(table.reclaim, *times_s, table.stops_a_day, most_gpu_h, table.act_in, table.dwell_s)
+    reclaim = ReclaimPolicy(table.reclaim, *times_s, table.stops_a_day, most_gpu_h, table.act_in or (), table.dwell_s)
     return TreePolicy(half_life_s, table.order, max_wait_s, table.claims, unknown, table.overcommit, reclaim)
 
 
@@ -266,8 +268,9 @@ def _check_names(tree: QueueTree, refuse: FaultBuilder) -> None:
         why = f"{unknown!r} is no queue without queues below it{suggest_key(unknown, [*leaves])}"
         raise refuse(("policy", "unknown_queue"), why)
     for name in tree.policy.reclaim.act_in:
-        if name not in tree.row or name == ROOT:
-            raise refuse(("policy", "act_in"), f"{name!r} is no queue{suggest_key(name, [*tree.row])}")
+        queues = [queue for queue in tree.row if queue != ROOT]
+        if name not in queues:
+            raise refuse(("policy", "act_in"), f"{name!r} is no queue{suggest_key(name, queues)}")
     for name, found in tree.classes.items():
         for other in found.preempts:
             if other not in tree.classes and other not in tree.row:
