@@ -166,6 +166,7 @@ class CoRuns(Stateful):
         self._turns: dict[int, tuple[float, ...]] = {}
         self.keys_of = KeyTable()
         self._watched_of: tuple[object, ...] = ()  # of the last call that looked whether attempts begin or change
+        self._watched_rows: list[_WatchedAttempt] = []  # the running attempts of that call, in their order
         self._neighbours = Neighbours()
         self.divided: frozenset[str] = frozenset()  # as last seen
 
@@ -218,9 +219,9 @@ class CoRuns(Stateful):
         if places is None or (places, keys, wiring, self.divided) != self._watched_of:  # the first three by identity
             self._watch_attempts(dict(zip(attempts, running, strict=True)), keys, met, now_ms)
             self._watched_of = places, keys, wiring, self.divided
+            self._watched_rows = [self._watched[key] for key in attempts]
         settled_ms = now_ms - round(SETTLED_S * 1000)
-        for number, (key, attempt) in enumerate(zip(attempts, running, strict=True)):
-            watched = self._watched[key]
+        for number, (key, attempt, watched) in enumerate(zip(attempts, running, self._watched_rows, strict=True)):
             if 0 < watched.due_ms - now_ms <= POLL_MS or not (attempt.steps or watched.since_ms <= settled_ms):
                 continue
             pace_s = self._measure_step_time(watched, attempt, loads[number], now_ms)

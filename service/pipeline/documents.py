@@ -312,6 +312,26 @@ def read_asked_resources(attempt: JobAttempt) -> Asks:
     return Asks(request_id=spec.labels.get(REQUEST_LABEL, msgspec.UNSET) if is_request else msgspec.UNSET, **asked)
 
 
+def estimate_all_by_past_jobs(
+    gpus: Sequence[int], age_s: NDArray[np.float64], durations: Mapping[str, Any]
+) -> list[RemainingTime | None]:
+    """Return the result of `estimate_by_past_jobs` for each running attempt.
+
+    gpus: the number of GPUs of each attempt. age_s: (attempt,) the seconds for which it has run.
+    """
+    by_gpus, of_all = durations.get("by_gpus") or {}, durations.get("all") or {}
+    sizes = {size: by_gpus.get(str(size)) or of_all for size in set(gpus)}
+    if not any(known.get("n") for known in sizes.values()):
+        return [None] * len(gpus)
+    usual_s = {size: (known["p50"], known["p90"]) if known.get("n") else (np.nan,) * 2 for size, known in sizes.items()}
+    run_s = np.array([usual_s[size] for size in gpus], np.float64)
+    left_s = np.round(np.where(run_s > age_s[:, None], run_s - age_s[:, None], age_s[:, None]))
+    rows: list[RemainingTime | None] = list(map(RemainingTime, *left_s.T.tolist()))
+    for at in np.flatnonzero(np.isnan(run_s[:, 0])).tolist():
+        rows[at] = None
+    return rows
+
+
 def estimate_by_past_jobs(attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any]) -> RemainingTime | None:
     """Return p50 and p90 of the remaining seconds, from the run times of finished jobs of this size.
 

@@ -253,7 +253,7 @@ def _add_queues(page: Page, tick: Tick) -> int:
         "summary",
         "started_wait_seconds",
         "How long the jobs that started within the last hour had waited.",
-        _make_quantile_rows({}, [waited_s for _, waited_s in tick.recent_starts]),
+        _make_quantile_rows({}, np.concatenate([np.zeros(0), *tick.recent_waits_s.values()])),
     )
     return max(0, len(sizes) - QUEUES_SHOWN)
 
@@ -284,8 +284,10 @@ def _compute_waited_s(attempt: JobAttempt, until_ms: int) -> float:
     return max(0.0, (until_ms - (attempt.eligible_ms or until_ms)) / 1000)
 
 
-def _make_quantile_rows(labels: Mapping[str, str], values: Sequence[float]) -> list[tuple[dict[str, str], float]]:
-    if not values:
+def _make_quantile_rows(
+    labels: Mapping[str, str], values: Sequence[float] | NDArray[np.float64]
+) -> list[tuple[dict[str, str], float]]:
+    if not len(values):
         return []
     found = np.quantile(values, WAIT_QUANTILES).tolist()
     return [({**labels, "quantile": f"{q:g}"}, value) for q, value in zip(WAIT_QUANTILES, found, strict=True)]

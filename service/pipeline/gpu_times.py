@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.jobs import JobAttempt
-from fleetcast.fleet.placements import RunningPlaces
 from fleetcast.fleet.stateful import Dump, Stateful
 from fleetcast.service.answers.jobs import GpuTimeRow
 from fleetcast.service.board.board import Section
@@ -35,8 +34,9 @@ class GpuTimes(Capability, Stateful):
         self._rows: dict[Key, int] = {}  # attempt → row of the next two
         self._placed_ms: list[int | None] = []  # (row,) since when it is on its GPUs
         self._gpu_s = np.zeros((0, 2))  # (row, USED or SEEN) GPU-seconds on these GPUs
-        self._running: tuple[RunningPlaces | None, list[int | None]] = None, []  # and since when each is on its GPUs
+        self._running: Sequence[JobAttempt] | None = None  # of the last call, with the next two
         self._rows_of_running = np.zeros(0, np.intp)
+        self._began_ms = np.zeros(0, np.int64)  # (running,) since when it is on its GPUs
         self._last_ms: int | None = None
         self._shown: Set[Key] = frozenset()
 
@@ -45,7 +45,7 @@ class GpuTimes(Capability, Stateful):
         parts = tick.occupancy.parts
         seen[parts[:, 1], parts[:, 2]] = -1  # of a GPU that several share nobody can tell whose work it is
         ended, places = tick.events.ended, tick.events.placements
-        self.add_gpu_time(tick.now_ms, tick.events.running, seen, tick.read_gpu_feature("gpu_util"), places)
+        self.add_gpu_time(tick.now_ms, tick.events.running, seen, tick.read_gpu_feature("gpu_util"))
         of = places, *ended
         self._drop_unlisted_attempts(
             tick.memory.get_or_make("shown", of, lambda: {*places.keys, *((row.job, row.attempt) for row in ended)})
@@ -58,27 +58,24 @@ class GpuTimes(Capability, Stateful):
         running: Sequence[JobAttempt],
         holder: NDArray[np.int32],
         busy: NDArray[np.float64],
-        places: RunningPlaces | None = None,
     ) -> None:
         """Add the GPU time since the last tick to each running attempt.
 
         A GPU that is 30 % busy for one second adds 0.3 GPU-seconds to USED and 1 to SEEN.
-        holder: (n, g) index into `running`, -1 if none. busy: (n, g) 0 to 1, NaN if unknown. places: the places
-        of `running`. It may stay the same object only while no attempt starts, ends or moves.
+        holder: (n, g) index into `running`, -1 if none. busy: (n, g) 0 to 1, NaN if unknown. `running` may stay
+        the same object only while none of its attempts changes.
         """
         before, self._last_ms = self._last_ms, now_ms
         if before is None or not 0 < now_ms - before <= LONGEST_GAP_MS:
             return
-        placed_ms = [attempt.placed_ms for attempt in running]
-        if places is None or self._running[0] is not places or self._running[1] != placed_ms:
-            self._rows_of_running = self._find_rows(running)
-            self._running = places, placed_ms
+        if running is not self._running:
+            self._rows_of_running, self._running = self._find_rows(running), running
+            times_ms = [max(attempt.started_ms or 0, attempt.placed_ms or 0) for attempt in running]
+            self._began_ms = np.array(times_ms, np.int64)
         known = (holder >= 0) & ~np.isnan(busy)
         gpus = np.bincount(holder[known], minlength=len(running))
         work = np.bincount(holder[known], np.clip(busy[known], 0.0, 1.0), len(running))
-        began_ms = np.array(
-            [max(attempt.started_ms or 0, at or 0) for attempt, at in zip(running, placed_ms, strict=True)], np.int64
-        )
+        began_ms = self._began_ms
         passed_s = np.where(began_ms > before, np.maximum(now_ms - began_ms, 0), now_ms - before) / 1000
         self._gpu_s[self._rows_of_running] += np.stack([work * passed_s, gpus * passed_s], axis=1)
 
@@ -108,12 +105,13 @@ class GpuTimes(Capability, Stateful):
             rows = list(left.values())
             self._rows = {key: row for row, key in enumerate(left)}
             self._placed_ms, self._gpu_s = [self._placed_ms[row] for row in rows], self._gpu_s[rows]
-            self._running = None, []
+            self._running = None
         self._shown = shown
 
     def make_rows(self) -> list[GpuTimeRow]:
         used, seen = (round_to_two_digits(self._gpu_s[:, column]) for column in (USED, SEEN))
-        return [GpuTimeRow(*key, *gpu_s) for key, *gpu_s in zip(self._rows, used, seen, strict=True)]
+        jobs, numbers = [job for job, _ in self._rows], [number for _, number in self._rows]
+        return list(map(GpuTimeRow, jobs, numbers, used, seen))
 
     def dump(self) -> Dump:
         rows = zip(self._rows, self._placed_ms, self._gpu_s.tolist(), strict=True)

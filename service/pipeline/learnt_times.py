@@ -28,7 +28,9 @@ class LearntJobTimes(Capability, Stateful):
 
     def __init__(self) -> None:
         self._changes = JobChanges()
-        self._recorded: dict[tuple[str, int], JobAttempt] = {}  # the attempts of the last tick
+        self._running: Sequence[JobAttempt] | None = None  # of the last tick
+        self._learnt: dict[str, LearntTimes] = {}  # what was learnt for them
+        self._recorded: dict[tuple[str, int], JobAttempt] = {}  # the same attempts by name
         self._from_start: set[tuple[str, int]] = set()  # those of them that were seen from their start on
         self._times: dict[tuple[str, int], LearntTimes] = {}  # of attempts that cannot resize, at `_version`
         self._version = 0
@@ -40,7 +42,10 @@ class LearntJobTimes(Capability, Stateful):
         """Record the attempts that have changed since the last call. Return job → its learnt times.
 
         Jobs that already ran when the service began, or that ran while it was away, say nothing of restarts.
+        `running` may stay the same object only while none of its attempts changes.
         """
+        if running is self._running:
+            return self._learnt
         before = self._recorded
         self._recorded = {(attempt.job, attempt.attempt): attempt for attempt in running}
         self._from_start &= self._recorded.keys()
@@ -64,7 +69,9 @@ class LearntJobTimes(Capability, Stateful):
                     found[attempt.job] = times
                     continue
             found[key[0]] = self._times[key] = times
-        return {job: times for job, times in found.items() if times != NOTHING_LEARNT}
+        self._learnt = {job: times for job, times in found.items() if times != NOTHING_LEARNT}
+        self._running = running
+        return self._learnt
 
     def _make_times(self, attempt: JobAttempt) -> LearntTimes:
         restart_s, pause_s = self._changes.find_restart_s(attempt), self._changes.find_pause_s(attempt)
@@ -80,6 +87,7 @@ class LearntJobTimes(Capability, Stateful):
         return self._changes.dump()
 
     def load(self, about: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self._running = None
         self._changes.load(about, arrays)
 
     def shift_times(self, by_ms: int) -> None:

@@ -4,6 +4,8 @@
 """
 
 from collections.abc import Sequence
+from itertools import repeat
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -260,10 +262,12 @@ def make_job_rows(tick: Tick) -> list[JobRow]:
     rows: list[JobRow] = tick.memory.get_row_cache("jobs").get_rows(attempts, make_row, (tick.occupancy,))
     for row in rows:
         row.slow = row.job in slow
-    run_times, durations = tick.run_times, tick.events.durations
-    for attempt, row in zip(tick.events.running, rows, strict=False):  # they are the first rows
-        issued = run_times.get((row.job, row.attempt)) if run_times else None
-        row.remaining_s = documents.estimate_remaining_time(attempt, tick.now_ms, durations, issued)
+    places, now_ms = tick.events.placements, tick.now_ms
+    issued = map(tick.run_times.get, places.keys) if tick.run_times else repeat(None)
+    age_s = np.maximum(0.0, (now_ms - tick.running_columns.started_ms) / 1000)
+    by_past_jobs = documents.estimate_all_by_past_jobs(places.gpus, age_s, tick.events.durations)
+    for row, run_time, left_s in zip(rows, issued, by_past_jobs, strict=False):  # running attempts are the first rows
+        row.remaining_s = (run_time and run_time.compute_remaining_time(now_ms)) or left_s
     return rows
 
 
@@ -284,7 +288,7 @@ def encode_job_details(tick: Tick) -> dict[str, msgspec.Raw]:
     """
     events = tick.events
     rows = (*events.ended[-100:], *tick.open.requested, *events.blocked, *events.queued, *events.running)
-    known = sorted(rows, key=lambda attempt: attempt.attempt)
+    known = sorted(rows, key=attrgetter("attempt"))
 
     def render_detail(attempt: JobAttempt) -> msgspec.Raw:
         issued = tick.run_times.get((attempt.job, attempt.attempt))

@@ -36,16 +36,14 @@ def find_largest(sizes: Mapping[K, float], shown: int) -> set[K]:
 
 
 def _add_wait_metrics(page: Page, tick: Tick) -> None:
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for row, waited_s in tick.recent_starts:
-        found[row.queue, row.class_].append(waited_s)
+    found = tick.recent_waits_s
     sizes = Counter[str]()
     for (queue, _), waits in found.items():
         sizes[queue] += len(waits)
     shown = find_largest(sizes, QUEUES_SHOWN)
-    reported: dict[tuple[str, str], list[float]] = defaultdict(list)
+    reported: dict[tuple[str, str], list[NDArray[np.float64]]] = defaultdict(list)
     for (queue, class_), waits in found.items():
-        reported[queue if queue in shown else OTHER, class_] += waits
+        reported[queue if queue in shown else OTHER, class_].append(waits)
     page.add_family(
         "summary",
         "class_started_wait_seconds",
@@ -53,7 +51,9 @@ def _add_wait_metrics(page: Page, tick: Tick) -> None:
         [
             ({"queue": queue, "class": class_, "quantile": f"{q:g}"}, value)
             for (queue, class_), waits in sorted(reported.items())
-            for q, value in zip(WAIT_QUANTILES, np.quantile(waits, WAIT_QUANTILES).tolist(), strict=True)
+            for q, value in zip(
+                WAIT_QUANTILES, np.quantile(np.concatenate(waits), WAIT_QUANTILES).tolist(), strict=True
+            )
         ],
     )
 

@@ -103,7 +103,10 @@ class FleetState:
             tuple[str, int], int
         ] = {}  # when something came in of an attempt that nobody said started
         self._listens_ms: int | None = None
-        self._copies: dict[tuple[str, int], JobAttempt] = {}  # of attempts that nothing was told of since
+        self._copies: dict[tuple[str, int], JobAttempt] = {}  # of live attempts that have not changed since
+        self._ended_copies: dict[tuple[str, int], JobAttempt] = {}  # the same for recently ended attempts
+        # the running, the queued and the blocked ones; None: an attempt has changed since
+        self._live_copies: list[list[JobAttempt]] | None = None
         self._placed: tuple[list[JobAttempt], RunningPlaces | None] = [], None  # running copies, and their places
         self._node_copies: dict[str, NodeRecord] = {}
         self._devices_learnt = 0
@@ -158,7 +161,7 @@ class FleetState:
             if self.archive is not None:
                 self.archive.add_event(event)
             for attempt in changed:
-                self._copies.pop((attempt.job, attempt.attempt), None)
+                self._forget_copy(attempt)
         for error in batch.bad:
             self._count_bad_record(error)
         return self._apply_node_events(batch.node_events)
@@ -261,21 +264,12 @@ class FleetState:
 
     def copy_events(self, now_ms: int) -> EventView:
         """Copy jobs and nodes, so that a thread can use them while more events arrive."""
-        copies: dict[tuple[str, int], JobAttempt] = {}
-
-        def copy_attempts(attempts: Iterable[JobAttempt]) -> list[JobAttempt]:
-            made, find_copy = [], self._copies.get
-            for attempt in attempts:
-                key = (attempt.job, attempt.attempt)
-                copies[key] = copy = find_copy(key) or attempt.copy()
-                made.append(copy)
-            return made
-
-        running, queued, blocked = (
-            copy_attempts(rows()) for rows in (self.jobs.list_running, self.jobs.list_queued, self.jobs.list_blocked)
-        )
-        ended = copy_attempts(self.watch.ended.list_recent(now_ms))
-        self._copies = copies
+        if self._live_copies is None:
+            jobs = self.jobs
+            rows = (jobs.list_running(), jobs.list_queued(), jobs.list_blocked())
+            self._copies, self._live_copies = _copy_attempts(self._copies, rows)
+        running, queued, blocked = self._live_copies
+        self._ended_copies, (ended,) = _copy_attempts(self._ended_copies, (self.watch.ended.list_recent(now_ms),))
         self._add_gpus_to_events()
         for name, record in self.nodes.nodes.items():
             if name not in self._node_copies:
@@ -292,9 +286,17 @@ class FleetState:
             remembered=self._find_placements(running),
         )
 
+    def _forget_copy(self, attempt: JobAttempt) -> None:
+        key = attempt.job, attempt.attempt
+        self._copies.pop(key, None)
+        self._ended_copies.pop(key, None)
+        self._live_copies = None
+
     def _find_placements(self, running: list[JobAttempt]) -> RunningPlaces:
         """Return the places of copied attempts. Nothing changes a copy, so the same copies have the same places."""
         before, placements = self._placed
+        if running is before and placements is not None:
+            return placements
         if placements is None or len(running) != len(before) or not all(map(operator.is_, running, before)):
             placements = self.watch.find_placements(running)
         self._placed = running, placements
@@ -378,7 +380,7 @@ class FleetState:
         if nodes.alias_changes != self._alias_changes:
             self._alias_changes = nodes.alias_changes
             for attempt in self.jobs.rename_nodes(nodes.resolve_name):
-                self._copies.pop((attempt.job, attempt.attempt), None)
+                self._forget_copy(attempt)
 
     def find_gpu_rows(self) -> NDArray[np.int32]:
         """Return the row of each node's GPUs in Entities[GPU]: (n, g) int32.
@@ -397,6 +399,19 @@ class FleetState:
                 rows[node, index] = row
         self._gpu_rows = (key, rows)
         return rows
+
+
+def _copy_attempts(
+    known: Mapping[tuple[str, int], JobAttempt], tables: Sequence[Sequence[JobAttempt]]
+) -> tuple[dict[tuple[str, int], JobAttempt], list[list[JobAttempt]]]:
+    """Copy the attempts of each table, except those with a known copy. Returns all copies by attempt, and by table."""
+    copies: dict[tuple[str, int], JobAttempt] = {}
+    made = []
+    for rows in tables:
+        keys = [(row.job, row.attempt) for row in rows]
+        made.append([known.get(key) or row.copy() for key, row in zip(keys, rows, strict=True)])
+        copies.update(zip(keys, made[-1], strict=True))
+    return copies, made
 
 
 def _make_end_order_error(attempt: JobAttempt) -> RecordError:

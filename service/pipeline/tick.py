@@ -33,6 +33,7 @@ from fleetcast.service.answers.risk import StateName
 from fleetcast.service.board.gpu_use import NO_HOLDER, Occupant, classify_gpu_use
 from fleetcast.service.listening import ListeningStatement
 from fleetcast.service.pipeline import documents
+from fleetcast.service.pipeline.attempt_columns import AttemptColumns
 from fleetcast.service.pipeline.occupancy import Occupancy, count_milli_by_node
 from fleetcast.service.pipeline.open_requests import OpenView, drop_held_promises
 from fleetcast.service.pipeline.run_times.record import Attempt, IssuedRunTime
@@ -269,13 +270,19 @@ class Tick(TickInputs):
         return OpenView.from_requests(drop_held_promises(self.open_requests, self.held, self.rows), self.events)
 
     @cached_property
-    def recent_starts(self) -> list[tuple[JobAttempt, float]]:
-        """The attempts that started within the last hour, each with the seconds that it had waited."""
-        return [
-            (row, max(0.0, (row.started_ms - row.eligible_ms) / 1000))
-            for row in (*self.events.running, *self.events.ended)
-            if row.started_ms is not None and row.started_ms > self.now_ms - RECENT_MS and row.eligible_ms
-        ]
+    def running_columns(self) -> AttemptColumns:
+        """The columns of the running attempts, in their order."""
+        running = self.events.running
+        return self.memory.get_or_make("columns", (running,), lambda: AttemptColumns.from_attempts(running))
+
+    @cached_property
+    def recent_waits_s(self) -> dict[tuple[str, str], NDArray[np.float64]]:
+        """Queue and class → the seconds that each attempt that started within the last hour had waited."""
+        found: dict[tuple[str, str], NDArray[np.float64]] = {}
+        for columns in (self.running_columns, AttemptColumns.from_attempts(self.events.ended)):
+            for key, waits_s in columns.group_waits_since(self.now_ms - RECENT_MS).items():
+                found[key] = np.concatenate([found[key], waits_s]) if key in found else waits_s
+        return found
 
     @property
     def queued_gpus(self) -> int:

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -315,14 +315,12 @@ def observe_held_gpus(tick: Tick) -> dict[Key, ObservedGpus]:
     holder = tick.occupancy.holder
     known = (holder >= 0) & np.isfinite(used) & (total > 0) & np.isfinite(active)
     loaded, busy = known & (used > LOADED_SHARE * total), known & (active > ACTIVE_SHARE)
-    counts = [np.bincount(holder[mask], minlength=len(tick.events.running)).tolist() for mask in (known, loaded, busy)]
-    looks: dict[Key, ObservedGpus] = defaultdict(lambda: (0.0, 0.0, 0.0))
-    for attempt, *seen in zip(tick.events.running, *counts, strict=True):
-        if seen[0]:
-            key = attempt.queue, attempt.class_
-            before = looks[key]
-            looks[key] = before[0] + seen[0], before[1] + seen[1], before[2] + seen[2]
-    return dict(looks)
+    columns = tick.running_columns
+    group, groups = columns.group[np.where(known, holder, 0)] if len(columns.group) else holder, columns.groups
+    counts = [
+        np.bincount(group[mask], minlength=len(groups)).astype(np.float64).tolist() for mask in (known, loaded, busy)
+    ]
+    return {key: (seen, full, active) for key, seen, full, active in zip(groups, *counts, strict=True) if seen}
 
 
 def _read_feature(tick: Tick, feature: str) -> NDArray[np.float64]:

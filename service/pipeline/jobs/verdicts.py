@@ -35,7 +35,8 @@ class Verdicts(Capability, Stateful):
 
     def make_sections(self, tick: Tick) -> Sequence[Section]:
         """Record the verdicts of a tick. Returns the section if it has changed, and () otherwise."""
-        before, attempts = self._live, {attempt.job: attempt.attempt for attempt in tick.events.running}
+        before, running = self._live, tick.events.running
+        attempts = tick.memory.get_or_make("attempts", (running,), lambda: {row.job: row.attempt for row in running})
         verdicts = {job: body for job, body in tick.fleet.stragglers.items() if job in attempts}
         self._live = {
             job: {**body, "attempt": attempts[job], "judged_ms": tick.now_ms} for job, body in verdicts.items()

@@ -5,9 +5,17 @@ from fleetcast.features.extract import extract_frames
 from fleetcast.features.frame import FeatureFrame
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.entities import Entities
+from fleetcast.fleet.events import Submitted
+from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
-from fleetcast.service.pipeline.documents import find_answering_nodes, make_gpu_answers, make_host_answers
+from fleetcast.service.pipeline.documents import (
+    estimate_all_by_past_jobs,
+    estimate_by_past_jobs,
+    find_answering_nodes,
+    make_gpu_answers,
+    make_host_answers,
+)
 
 NODE = EntityKind.NODE
 T0 = 1_760_000_000_000
@@ -68,3 +76,21 @@ def test_a_host_is_told_of_by_shares_and_rates_and_only_by_what_is_known() -> No
     ]
     assert make_host_answers(None, 2) == [None, None]
     assert np.isnan(frame.column("cpu_idle_share")[0])
+
+
+def test_remaining_times_of_all_attempts_are_those_of_each() -> None:
+    durations = {
+        "by_gpus": {"1": {"p50": 60.5, "p90": 601.0, "n": 9}, "2": {"p50": 1.0, "p90": 2.0, "n": 0}},
+        "all": {"p50": 300, "p90": 4000, "n": 12},
+    }
+    gpus = [1, 1, 1, 2, 4, 8, 1]
+    ages_ms = [0, 60_500, 61_000, 5_500, 299_500, 9_999_999, -5_000]
+    attempts = [JobAttempt("j", 1, started_ms=T0 - age_ms) for age_ms in ages_ms]
+    for attempt, count in zip(attempts, gpus, strict=True):
+        attempt.submission = Submitted(job="j", sequence=0, time_ms=T0, gang=1, gpus_per_node=count)
+    age_s = np.maximum(0.0, np.array(ages_ms) / 1000)
+    for known in (durations, {"by_gpus": {}, "all": None}, {"by_gpus": durations["by_gpus"], "all": None}):
+        each = [estimate_by_past_jobs(attempt, T0, known) for attempt in attempts]
+        assert estimate_all_by_past_jobs(gpus, age_s, known) == each
+        assert any(each) == (known["by_gpus"] != {})
+    assert estimate_all_by_past_jobs([], np.zeros(0), durations) == []

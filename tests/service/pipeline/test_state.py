@@ -185,7 +185,8 @@ def test_what_was_told_does_not_change_when_more_is_told() -> None:
     assert [row.job for row in first.running + first.queued] == ["j", "k"]
     assert first.running[0].steps == []
     assert first.nodes["n1"].drained
-    assert again.running[0] is first.running[0]  # copied once, while nothing is told of it
+    assert again.running is first.running  # copied once, while nothing is told of any attempt
+    assert later.running is not first.running
     assert [(row.job, row.attempt) for row in later.running] == [("k", 1), ("j", 2)]
     assert not later.nodes["n1"].drained
     assert (first.position, later.position) == (3, 7)
