@@ -26,7 +26,7 @@ MAX_REPLY_BYTES = 65_536
 MOST_WHY = 1000  # characters
 STATE = Param("state", str, "only actions in this state", choices=(*map(str, ActionState), OPEN_ONES))
 QUEUE = Param("queue", str, "only actions on jobs of this queue or of queues below it")
-JOB = Param("job", str, "only actions on this job")
+JOB = Param("job", str, "only actions on this job; with state=sent, and the scope events, the caller is its agent")
 ORDER = Param("order", str, "which rows a page has", "oldest", choices=("oldest", "newest"))
 FILTERS = (STATE, QUEUE, JOB, ORDER)
 _decoder = msgspec.json.Decoder(ActionReply)
@@ -35,7 +35,7 @@ _decoder = msgspec.json.Decoder(ActionReply)
 async def list_actions(request: Request, context: PlacerContext, query: Query) -> Response:
     control, own = context.service.actions, OwnQueues(request, context.service)
     chosen = (query["state"], query["queue"], query["job"], query["order"] == "newest")
-    if query["job"] is not None and not chosen[-1] and own.caller.has_scope(Scope.EVENTS):
+    if query["job"] is not None and query["state"] == ActionState.SENT and own.caller.has_scope(Scope.EVENTS):
         context.service.executors.record_agent(query["job"], context.service.clock.now_ms())
     rows, cursor = await own.read_actions_after(query["after"], query["limit"], *chosen)
     body = ActionList(

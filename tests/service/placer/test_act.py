@@ -52,7 +52,7 @@ class ActWorld(AdvisedWorld):
 
     def poll(self, *jobs: str) -> None:
         for job in jobs:
-            self.ask("GET", f"/actions?job={job}")
+            self.ask("GET", f"/actions?job={job}&state=sent")
 
     def agents_pass_at(self, seconds: float) -> None:
         """Let time pass. The agents of all jobs poll, then a pass runs."""
@@ -339,3 +339,12 @@ def test_a_job_whose_agent_writes_a_checkpoint_within_the_grace_loses_that_time_
     record = world.service.ledger.actions.find_open_action_of(stopped)
     assert record is not None
     assert record.action.cost.lost == 32 * (cost_s if stopped == "a" else 100.0)
+
+
+def test_only_a_caller_who_asks_for_the_actions_sent_to_a_job_counts_as_its_agent(world: ActWorld) -> None:
+    world.fill(own=("owed", 4), a=("lender", 12))
+    for query in ("job=a", "job=a&state=open", "job=a&order=newest", "state=sent"):
+        world.ask("GET", f"/actions?{query}")
+    assert world.service.executors.find_executor(ActionKind.PREEMPT, "a", world.clock.now_ms()) == ""
+    world.poll("a")
+    assert world.service.executors.find_executor(ActionKind.PREEMPT, "a", world.clock.now_ms()) == "agents"
