@@ -151,6 +151,8 @@ def preview(
     echo(body["sentence"])
     found = body.get("reclaim")
     if found is None:
+        if body["outcome"] == "refused":
+            echo('no job would stop for it: there are no queues, or reclaim is "off" in their [policy]')
         return
     echo(found["sentence"])
     for action in found["actions"]:

@@ -76,6 +76,7 @@ class CircuitBreaker(msgspec.Struct, frozen=True):
         rows = [
             (
                 f"queue {queue!r}",
+                "taken_queue_share",
                 sum(row.gpus for row in taken if row.queue == queue) + gpus,
                 *(limits.queue_share, capacity.find_queue_gpus(queue)),
             )
@@ -84,10 +85,11 @@ class CircuitBreaker(msgspec.Struct, frozen=True):
         ]
         whole = sum(row.gpus for row in taken) + sum(gpus_by_queue.values())
         if gpus_by_queue and (limits.fleet_share < NO_LIMIT or not capacity.fleet_gpus > 0):
-            rows.append(("the fleet", whole, limits.fleet_share, capacity.fleet_gpus))
-        for what, sum_gpus, share, of in rows:
+            rows.append(("the fleet", "taken_fleet_share", whole, limits.fleet_share, capacity.fleet_gpus))
+        for what, key, sum_gpus, share, of in rows:
             if not sum_gpus <= share * of + SLACK:
-                return f"{sum_gpus:g} GPUs of {what} within an hour are more than {share:.1%} of its {of:g}"
+                said = f"{sum_gpus:g} GPUs of {what} within an hour are more than {share:.1%} of its {of:g}"
+                return f"{said} (placer.{key})"
         return ""
 
     def count(self, action: JobAction, now_ms: int) -> "CircuitBreaker":

@@ -52,7 +52,7 @@ class ReclaimInput:
     find: the search for victims. Plays compare it with others. leaving: job → the share of its GPUs that it was
     asked to give up and still holds. barred: job → why nobody can stop it now.
     failed: request_id → the jobs that did not stop for it. exhausted: requests for which no further jobs are
-    stopped. rigid: the jobs whose size no executor can change. bounds: None if nothing is ever sent. impatient: a
+    stopped. rigid: the jobs whose size no executor can change. bounds: None if they are unknown. impatient: a
     request that counts as if it had waited long enough. savers: the jobs whose executor has them write a checkpoint
     before they stop.
     """
@@ -69,6 +69,11 @@ class ReclaimInput:
     bounds: SendingBounds | None = None
     impatient: str = ""
     savers: frozenset[str] = frozenset()
+
+    @property
+    def may_send(self) -> bool:
+        """Whether the placer lets executors act within the bounds."""
+        return self.bounds is not None and self.policy.mode == "act"
 
     def mask_jobs_that_save(self) -> NDArray[np.bool_]:
         """Return (j,) whether a job writes a checkpoint before it stops: its grace must be long enough."""
@@ -161,7 +166,8 @@ def _count_closed_gpus(view: ClusterView) -> dict[str, float]:
 def _explain_not_sent(facts: ReclaimInput, gpus: Mapping[str, float], now_ms: int) -> tuple[str, str]:
     """Return the bound that a set exceeds by itself, and why the set is only named and not sent.
 
-    gpus: job → the GPUs that it loses. Both are "" if the set may be sent, or if nothing is ever sent.
+    gpus: job → the GPUs that it loses. Both are "" if the set may be sent, or if nothing is ever sent. The mode
+    "advise" names a set beyond a bound all the same, and says so.
     """
     if facts.bounds is None:
         return "", ""
@@ -169,7 +175,11 @@ def _explain_not_sent(facts: ReclaimInput, gpus: Mapping[str, float], now_ms: in
     taken: dict[str, float] = {}
     for name, count in gpus.items():
         taken[leaf[name]] = taken.get(leaf[name], 0.0) + count
-    return facts.bounds.explain_bound(taken, now_ms), facts.bounds.explain_advice(leaf)
+    bound = facts.bounds.explain_bound(taken, now_ms)
+    if facts.policy.mode != "act":
+        return "", bound and f"the mode act would not send it: {bound}"
+    advice = facts.bounds.explain_advice(leaf)
+    return bound, advice and f"not sent: {advice}"
 
 
 def _make_shrink_proposal(
@@ -178,7 +188,7 @@ def _make_shrink_proposal(
     bound, advice = _explain_not_sent(facts, {one.job: float(one.gpus) for one in shrunk.shrinks}, now_ms)
     if bound:
         return ReclaimProposal("bound", request, f"shrinks no gang: {bound}")
-    sends, why = facts.bounds is not None and not advice, f"; not sent: {advice}" if advice else ""
+    sends, why = facts.may_send and not advice, f"; {advice}" if advice else ""
     names = join_some([f"{one.job} to {format_count(one.size, 'member')}" for one in shrunk.shrinks])
     sentence = f"{'shrinks' if sends else 'would shrink'} {names} for it, and stops no job{why}"
     return ReclaimProposal("found", request, sentence, shrunk.placed, (), costs, shrunk.shrinks, sends)
@@ -203,8 +213,8 @@ def _judge_bounds(
     bound, advice = _explain_not_sent(facts, taken, now_ms)
     if bound:
         return ReclaimProposal("bound", request, f"stops no job: {bound}")
-    sends = facts.bounds is not None and not advice
-    verb, why = "stops" if sends else "would stop", f"; not sent: {advice}" if advice else ""
+    sends = facts.may_send and not advice
+    verb, why = "stops" if sends else "would stop", f"; {advice}" if advice else ""
     lost = f"at {hours:.1f} GPU-hours of lost work{why}"
     sentence = f"{verb} {format_count(len(rows), 'job')} for it ({join_some(found.chosen.jobs)}), {lost}"
     kinds = tuple(Eligibility(int(eligibility[row])) for row in rows)

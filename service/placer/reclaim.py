@@ -73,7 +73,7 @@ class ReclaimAdvisor:
             exhausted=frozenset(found.row.payer for found in sets if found.is_exhausted),
             rigid=frozenset(rigid),
             savers=frozenset(savers),
-            bounds=self._control.make_sending_bounds(policy) if policy.mode == "act" else None,
+            bounds=self._control.make_sending_bounds(policy),
         )
 
     def record_proposal(

@@ -195,6 +195,14 @@ def test_a_preview_says_what_would_stop_for_a_request(tmp_path: Path) -> None:
         assert world.service.ledger.list_queue_entries() == world.service.actions.list_open() == []
 
 
+def test_a_preview_says_so_where_no_job_may_stop(tmp_path: Path) -> None:
+    file, world = tmp_path / "request.json", AdvisedWorld(tmp_path, FILE.replace('"advise"', '"off"'))
+    file.write_text(json.dumps({"request_id": "p", "queue": "owed", "gang": 4, "gpus_per_node": GPUS}))
+    world.fill(own=("owed", 4), a=("lender", 12))
+    with serve_placer(tmp_path, world) as served:
+        assert run(served, "actions", "preview", file).splitlines()[1].startswith("no job would stop for it: ")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [("[1]", "a request is a JSON object, not list"), ("{", "no request can be read"), (None, "No")],

@@ -58,7 +58,7 @@ def test_what_was_taken_counts_for_an_hour_and_at_most_a_minute_more() -> None:
     breaker = CircuitBreaker().count(action, 10_000)
     small = make_action(queue="a", gpus=0.5)
     assert breaker.explain_excess(small, 10_000 + WINDOW_MS - 1, CAPACITY, LIMITS) == (
-        "30.5 GPUs of queue 'a' within an hour are more than 10.0% of its 300"
+        "30.5 GPUs of queue 'a' within an hour are more than 10.0% of its 300 (placer.taken_queue_share)"
     )
     assert breaker.explain_excess(small, 10_000 + WINDOW_MS + BUCKET_MS, CAPACITY, LIMITS) == ""
 

@@ -42,7 +42,6 @@ class ActBoard(AdvisedBoard):
 class ActWorld(AdvisedWorld):
     """A placer that stops jobs, whose agents poll their actions."""
 
-    placer = PlacerConfig(taken_queue_share=1.0, taken_fleet_share=1.0)
     board: ActBoard
 
     def __init__(self, folder: Path, text: str = ACT) -> None:
@@ -294,8 +293,13 @@ def test_a_set_beyond_the_bound_of_an_hour_is_never_sent_and_opens_no_breaker(tm
     world.wait_for("p", "owed", 4)
     world.agents_pass_at(OLD_S)
     assert world.states() == {}
-    assert world.why("p") == "stops no job: 32 GPUs of the fleet within an hour are more than 20.0% of its 128"
+    bound = "32 GPUs of the fleet within an hour are more than 20.0% of its 128 (placer.taken_fleet_share)"
+    assert world.why("p") == f"stops no job: {bound}"
     assert world.ask("GET", "/actions")["switches"]["opened_ms"] is None
+    world.rewrite(ACT.replace('"act"', '"advise"'))
+    world.agents_pass_at(10)
+    assert (world.states(), world.why("p")[:34]) == ({"a": "proposed"}, "would stop 1 job for it (a), at 20")
+    assert world.why("p").endswith(f" GPU-hours of lost work; the mode act would not send it: {bound}")
     world.close()
 
 

@@ -252,7 +252,8 @@ def test_the_breaker_opens_at_a_twentieth_of_the_fleet_and_stays_open(world: Wor
     assert world.service.actions.explain_excess(due(gpus=7.0), NOW_MS)
     assert [send(world, id_) for id_ in ids] == [[ids[0]], [ids[1]], [], []]
     switches = world.ask("GET", "/actions").json()["switches"]
-    assert switches["why"] == "9 GPUs of the fleet within an hour are more than 5.0% of its 128"
+    bound = "9 GPUs of the fleet within an hour are more than 5.0% of its 128 (placer.taken_fleet_share)"
+    assert switches["why"] == bound
     world.clock.advance(7200)
     world.restart()
     world.board.as_of_ms = world.clock.now_ms()

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from fleetcast.service.config import PlacerConfig
 from tests.service.placer.test_queues import QueueWorld
 from tests.service.placer_world import GPUS, NODES, NOW_MS, HandBoard
 
@@ -43,7 +44,9 @@ class AdvisedBoard(HandBoard):
 
 
 class AdvisedWorld(QueueWorld):
-    """A placer on a fleet full of jobs: each holds whole nodes and began long ago."""
+    """A placer on a fleet full of jobs: each holds whole nodes and began long ago. Actions may take all GPUs."""
+
+    placer = PlacerConfig(taken_queue_share=1.0, taken_fleet_share=1.0)
 
     def __init__(self, folder: Path, text: str = FILE) -> None:
         super().__init__(folder, text)
