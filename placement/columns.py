@@ -42,17 +42,13 @@ def is_ascending(values: NDArray[Any]) -> bool:
     return bool((values[1:] >= values[:-1]).all())
 
 
-def compute_median(values: NDArray[np.float64]) -> float:
-    """Return the median of numbers without NaN, as `np.median` does. It is 0 without numbers.
+def find_range(values: NDArray[np.int64]) -> tuple[int, int]:
+    """Return the lowest and the highest of one or more numbers. For short columns `argmin` is faster than `min`.
 
-    >>> compute_median(np.array([4.0, 1.0, 3.0])), compute_median(np.array([4.0, 1.0]))
-    (3.0, 2.5)
+    >>> find_range(np.array([3, 1, 2]))
+    (1, 3)
     """
-    if not len(values):
-        return 0.0
-    half, odd = divmod(len(values), 2)
-    parted = np.partition(values, half)
-    return float(parted[half] if odd else (parted[:half].max() + parted[half]) / 2)
+    return values.item(values.argmin()), values.item(values.argmax())
 
 
 def sort_rows_descending(values: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -52,7 +52,7 @@ def decide_screened(request: PlacementRequest, view: ClusterView, options: Optio
     if not fits:
         return _make_decision(request, view, options, screened, "refused", describe_refusal(request, view, screened))
     best = fits[0]
-    level = find_shared_level(view, best.rows)
+    level = find_shared_level(view, best.rows, best.level)
     return _make_decision(
         request,
         view,
@@ -134,14 +134,16 @@ def is_still_valid(
     return bool((view.milli[rows] >= wanted[rows]).all())
 
 
-def find_shared_level(view: ClusterView, rows: NDArray[np.int64]) -> Level | None:
+def find_shared_level(view: ClusterView, rows: NDArray[np.int64], known: Level | None) -> Level | None:
     """Return the tightest level with one domain that holds all of `rows`.
 
-    Returns None if no known domain holds them all.
+    known: a level with such a domain. Returns None if it is None and no known domain holds them all.
     """
     if len(rows) == 1:
         return Level.NODE
     for level in DOMAIN_LEVELS:
+        if level is known:
+            return level
         numbers = view.topology.domain[level]
         own = numbers[rows[0]]
         if own >= 0 and own == numbers[rows[-1]] and (numbers.take(rows) == own).all():
@@ -181,19 +183,21 @@ def _assign_ranks(request: PlacementRequest, view: ClusterView, fit: Fit) -> tup
     Neighbouring ranks are near each other in the topology. A member takes the free GPUs with the lowest
     indices on its node. A part of a GPU takes the fullest GPU on which it fits.
     """
-    each, milli, names = request.gpus_per_node, request.milli, view.topology.names
+    each, milli = request.gpus_per_node, request.milli
     order = view.domains.place.take(fit.rows).argsort()
     rows, takes = fit.rows.take(order), fit.takes.take(order)
-    hosts = [names[row] for row in rows.repeat(takes).tolist()]
+    hosts: list[str] = view.domains.names.take(rows.repeat(takes)).tolist()
     if milli < WHOLE:
         slots = [choose_fullest_slots(view.milli[row], milli, size) for row, size in zip(rows, takes, strict=True)]
         parts = zip(hosts, chain.from_iterable(slots), strict=True)
         return tuple([RankPlacement(rank, host, (slot,), milli) for rank, (host, slot) in enumerate(parts)])
     free = view.free.take(rows, 0)
     if _are_rows_equal(free) and _are_rows_equal(takes):  # as for whole nodes: then one node stands for all
-        free, takes = free[:1], takes[:1]
-    taken = free & (free.cumsum(axis=1) <= (takes * each)[:, None])
-    gpus = map(tuple, taken.nonzero()[1].reshape(int(takes.sum()), each).tolist())
+        first = free[0].nonzero()[0].tolist()
+        gpus = [tuple(first[at * each : (at + 1) * each]) for at in range(takes.item(0))]
+    else:
+        taken = free & (free.cumsum(axis=1) <= (takes * each)[:, None])
+        gpus = list(map(tuple, taken.nonzero()[1].reshape(len(hosts), each).tolist()))
     return tuple(map(RankPlacement, range(len(hosts)), hosts, cycle(gpus)))
 
 
@@ -202,6 +206,7 @@ def _are_rows_equal(rows: NDArray[Any]) -> bool:
 
 
 def _make_runner_up(view: ClusterView, fit: Fit) -> RunnerUp:
-    names = view.topology.names
-    nodes = tuple([names[row] for row in np.sort(fit.rows).tolist()])
+    rows = fit.rows.copy()
+    rows.sort()
+    nodes = tuple(view.domains.names.take(rows).tolist())
     return RunnerUp(nodes, round(fit.score, 4), fit.points)

@@ -83,6 +83,7 @@ ROOMS_MAY_IMPORT = {
         "queues": {"columns"},
         "machines": {"columns", "queues"},
         "engine": {"machines"},
+        "fragmentation": {"machines"},
         "reclaim": {"columns", "engine", "machines", "queues"},
         "elastic": {"columns", "engine", "machines", "queues", "reclaim"},
         "recovery": {"engine", "machines", "queues", "reclaim"},

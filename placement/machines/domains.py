@@ -33,7 +33,7 @@ class Room:
 
     @property
     def most_members(self) -> int:
-        return int(self.members.max(initial=0))
+        return self.members.item(self.members.argmax()) if len(self.members) else 0
 
 
 def sum_room_by_domain(
@@ -62,20 +62,14 @@ class GangBounds:
     size: int
 
     @cached_property
-    def _both(self) -> Floats:
-        """(c,) the weighted sum of the log chances of each candidate."""
-        weights = self.scores.weights
-        return weights["risk"] * self.scores.survives + weights["slow"] * self.scores.keeps_pace
-
-    @cached_property
     def _level_chances(self) -> float:
         """An upper bound of the weighted chances of any gang.
 
         The weighted sum of both logarithms is bounded over the best nodes, each logarithm by that of the best node.
         """
         span, scores = self.scores.count_fewest_nodes(self.size), self.scores
-        both = float(np.partition(self._both, -span)[-span:].sum())
-        best = (span * float(logs.max()) for logs in (scores.survives, scores.keeps_pace))
+        both = scores.sum_highest_logs(span)
+        best = (span * logs.item(logs.argmax()) for logs in (scores.survives, scores.keeps_pace))
         return self._bound_chances(both, *best)
 
     def bound_level_score(self, offer: Room) -> float:
@@ -101,7 +95,7 @@ class GangBounds:
         def bound_sums(logs: Floats) -> Floats:
             return _bound_highest_sums(logs, self.scores.count_fewest_nodes(self.size), offer.domain, feasible)
 
-        both = bound_sums(self._both)
+        both = bound_sums(self.scores.weighted_logs)
         found = np.asarray(self._bound_score(offer.level, self._bound_chances(both), tight))
         if (found < above).all():
             return found
@@ -139,7 +133,7 @@ class GangBounds:
         These are the mean fit of the gang's members, and the parts beyond `GANG_WEIGHTS`, which not every request
         has. The fit assumes that all but one of the gang's nodes are filled.
         """
-        fit = self.scores.compute_node_parts(self.size)["fit"]
+        fit, _ = self.scores.score_filled_nodes(self.size)
         full = fit if isinstance(fit, float) else float(fit.max())
         mean_fit = full + (1 - full) * min(self.size, self.scores.most_room - 1) / self.size
         others = self.scores.total_weight - GANG_WEIGHT

@@ -8,6 +8,7 @@ unknown (its CPUs, its GPU model), because a promise needs evidence.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from fleetcast.fleet.topology import Level
 from fleetcast.placement.machines.options import Filter, Options, compute_worst_risk, find_highest_risk
 from fleetcast.placement.machines.slots import WHOLE, count_true_per_row
 from fleetcast.placement.machines.view import ClusterView, Hearing
-from fleetcast.placement.queues.closed import filter_closed_nodes, mask_named_nodes
+from fleetcast.placement.queues.closed import ClosedReason, LimitedRequest, filter_closed_nodes, mask_named_nodes
 
 Mask = NDArray[np.bool_]
 
@@ -58,30 +59,36 @@ def screen(request: PlacementRequest, view: ClusterView, options: Options) -> Sc
     def reject(reason: str, mask: Mask) -> None:
         nonlocal passes
         first = np.asarray(mask, bool) if passes is None else mask & passes
-        if first.any():
+        if np.count_nonzero(first):  # faster than `any`
             by_reason[reason] = first
             passes = ~first if passes is None else passes ^ first
 
-    for reason, rejects in _list_filters(view, options):
+    for reason, rejects in _list_filters(request, view, options):
         mask = rejects(request, view, options)
         if mask is not None:
             reject(reason, mask)
-    room = count_room_on_gpus(request, view)
+    room, only_busy = count_room_on_gpus(request, view), passes is None and not request.spread
     reject("busy", room < 1)
     room = _count_member_room(request, view, room)
     if passes is None:
         return Screen(np.ones(len(view), bool), room, view.free_gpus, by_reason)
-    return Screen(passes, room * passes, view.free_gpus, by_reason)
+    return Screen(passes, room if only_busy else room * passes, view.free_gpus, by_reason)
 
 
-def _list_filters(view: ClusterView, options: Options) -> Iterable[tuple[str, Filter]]:
-    """Return the filters in order, without those for states in which no node is."""
+def _list_filters(request: PlacementRequest, view: ClusterView, options: Options) -> Iterable[tuple[str, Filter]]:
+    """Return the filters in order, without those that cannot reject any node.
+
+    These are the filters for states in which no node is, and for closed nodes if the request lists none.
+    """
+    is_limited = isinstance(request, LimitedRequest)
 
     def choose() -> tuple[tuple[str, Filter], ...]:
         absent = {reason for reason, state in STATES.items() if not (view.state == state).any()}
+        absent |= set() if is_limited else set(get_args(ClosedReason))
         return tuple((reason, rejects) for reason, rejects in FILTERS if reason not in absent)
 
-    found: tuple[tuple[str, Filter], ...] = view.memo.get_or_compute("filters", (view.state,), choose)
+    key = "filters of limited requests" if is_limited else "filters"
+    found: tuple[tuple[str, Filter], ...] = view.memo.get_or_compute(key, (view.state,), choose)
     return chain(found, options.filters) if options.filters else found
 
 

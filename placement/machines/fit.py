@@ -15,7 +15,7 @@ One fit over c candidate nodes, each of which can host a member:
    best.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -27,10 +27,13 @@ from fleetcast.fleet.requests import Gang, PlacementRequest
 from fleetcast.fleet.topology import Level, Topology
 from fleetcast.placement.columns import sort_rows_by_keys, sort_rows_descending
 from fleetcast.placement.machines.domains import GangBounds, Room, sum_per_domain
-from fleetcast.placement.machines.scorers import LEVELS, NodeScores
+from fleetcast.placement.machines.scorers import LEVELS, NodeScores, Part
 
 SCORE_BINS = 20
 MOST_FITS = 3
+MOST_NARROW = 1_000  # domains whose keys fit into 16 bits, for which numpy has a much faster sort
+Filled = tuple[dict[str, Part], Callable[[int], tuple[NDArray[np.int64], NDArray[np.int64]]]]
+"""The parts of the scores of gangs, and a function from the number of a gang to its candidates and members on each."""
 FEW = 32  # domains that are filled together
 AT_ONCE = 8  # of more, those of the highest bounds come first: mostly no other can win
 
@@ -165,7 +168,7 @@ class GangSearch:
             return _find_best_nodes(self.scores, feasible.nonzero()[0], self.size)
         n = int(np.count_nonzero(feasible))
         if (n <= FEW and not np.isfinite(above)) or not self.scores.is_gang_score_independent:
-            return self._fill_wanted_domains(np.ones(n, bool), offer, feasible)
+            return self._fill_wanted_domains(None, offer, feasible)
         bounds = self.bounds.bound_domain_scores(offer, feasible, above)
         if bounds.max() < above:
             return []
@@ -174,13 +177,15 @@ class GangSearch:
         needed = bounds >= max(above, found[-1].score if len(found) == MOST_FITS else -np.inf)
         return self._fill_wanted_domains(needed, offer, feasible) if (needed & ~likely).any() else found
 
-    def _fill_wanted_domains(self, wanted: NDArray[np.bool_], offer: Room, feasible: NDArray[np.bool_]) -> list[Fit]:
+    def _fill_wanted_domains(
+        self, wanted: NDArray[np.bool_] | None, offer: Room, feasible: NDArray[np.bool_]
+    ) -> list[Fit]:
         """Fill only the wanted domains, and return the best three with their gangs.
 
-        wanted: (feasible domains,) bool.
+        wanted: (feasible domains,) bool. None means all.
         """
         scores, level = self.scores, offer.level
-        if scores.domains.ranges[level][0] >= 0 and feasible.all():
+        if scores.domains.ranges[level][0] >= 0 and np.count_nonzero(feasible) == len(feasible):
             at, domain = np.arange(len(offer.domain)), offer.domain
         else:
             chosen = feasible.nonzero()[0]
@@ -190,11 +195,11 @@ class GangSearch:
             at = (domain >= 0).nonzero()[0]
             domain = domain[at]
         sub_domain = _rank_sub_domains(self.topology, scores, level, at)
-        if not wanted.all():
+        if wanted is not None and not wanted.all():
             mine = wanted[domain]
             at, domain = at[mine], (wanted.cumsum() - 1)[domain[mine]]
             sub_domain = None if sub_domain is None else sub_domain[mine]
-        return self._fill_domains(level, at, domain, sub_domain)
+        return self._fill_domains(level, at, domain, sub_domain, len(feasible))
 
     def _fill_domains(
         self,
@@ -202,48 +207,79 @@ class GangSearch:
         at: NDArray[np.int64],
         domain: NDArray[np.integer[Any]],
         sub_domain: NDArray[np.int64] | None,
+        most: int,
     ) -> list[Fit]:
         """Fill each domain with a gang, and return the best three gangs.
 
         at, domain, sub_domain: (k,) each. at: candidates. domain: numbers from 0 to n - 1. sub_domain:
-        ranks of the candidates' sub-domains. None if they do not change the order.
+        ranks of the candidates' sub-domains. None if they do not change the order. most: at least n.
+        """
+        scores = self.scores
+        at, domain = self._sort_candidates(at, domain, sub_domain, most)
+        begins = domain.searchsorted(np.arange(int(domain[-1]) + 2))
+        fill = self._fill_evenly if scores.are_gangs_even(self.size) else self._fill_in_turn
+        parts, choose = fill(level, at, domain, begins)
+        total = scores.compute_total(parts)
+        fits = []
+        for best in _find_highest_scores(total, MOST_FITS):
+            rows, takes = choose(best)
+            points = scores.compute_points(parts, best)
+            fits.append(Fit(level, scores.rows.take(rows), takes, total.item(best), points))
+        return fits
+
+    def _fill_evenly(
+        self, level: Level | None, at: NDArray[np.int64], domain: NDArray[np.integer[Any]], begins: NDArray[np.int64]
+    ) -> Filled:
+        """Fill domains with gangs that `are_gangs_even`, as `_fill_in_turn` would."""
+        scores, size = self.scores, self.size
+        first = begins[:-1]
+        chosen = at.take(first[:, None] + np.arange(scores.count_fewest_nodes(size)))
+        takes = scores.room[: chosen.shape[1]]  # all have the same room
+        parts = scores.score_even_gangs(chosen, level, size)
+        free = (begins[1:] - first) * scores.most_free
+        parts["fit"] = 0.5 * parts["fit"] + size * self.request.gpus_per_node * 0.5 / free
+        return parts, lambda best: (chosen[best], takes)
+
+    def _fill_in_turn(
+        self, level: Level | None, at: NDArray[np.int64], domain: NDArray[np.integer[Any]], begins: NDArray[np.int64]
+    ) -> Filled:
+        """Fill one node after the other. Returns the parts of the scores of gangs, and their nodes.
+
+        at, domain: (k,) candidates in the order in which they are filled, and their domains. begins: (n + 1,) where
+        the candidates of each domain begin.
         """
         scores, size = self.scores, self.size
-        at, domain = self._sort_candidates(at, domain, sub_domain)
-        numbers = np.arange(int(domain[-1]) + 2)
-        begins = domain.searchsorted(numbers)
         first = begins[:-1]
         used, takes = _fill_in_order(scores.room.take(at), domain, first, size, scores.is_room_uniform)
         chosen, gang = at.take(used), domain.take(used)
         parts = scores.score_gangs(chosen, takes, gang, level, len(first))
         tight = size * self.request.gpus_per_node / np.maximum(np.add.reduceat(scores.free.take(at), first), 1)
         parts["fit"] = 0.5 * parts["fit"] + 0.5 * np.minimum(tight, 1.0)
-        total = scores.compute_total(parts)
-        ends = gang.searchsorted(numbers)
-        fits = []
-        for best in _find_highest_scores(total, MOST_FITS):
-            mine = slice(ends[best], ends[best + 1])
-            pool = at[begins[best] : begins[best + 1]]
-            rows, members = _replace_last_node(scores, pool, chosen[mine], takes[mine])
-            fits.append(
-                Fit(level, scores.rows.take(rows), members, float(total[best]), scores.compute_points(parts, best))
-            )
-        return fits
+        ends = gang.searchsorted(np.arange(len(begins)))
+
+        def choose(best: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+            mine, pool = slice(ends[best], ends[best + 1]), at[begins[best] : begins[best + 1]]
+            return _replace_last_node(scores, pool, chosen[mine], takes[mine])
+
+        return parts, choose
 
     def _sort_candidates(
-        self, at: NDArray[np.int64], domain: NDArray[np.integer[Any]], sub_domain: NDArray[np.int64] | None
+        self, at: NDArray[np.int64], domain: NDArray[np.integer[Any]], sub_domain: NDArray[np.int64] | None, most: int
     ) -> tuple[NDArray[np.int64], NDArray[np.integer[Any]]]:
         """Return (k,) the candidates in the order in which they are filled, and (k,) their domains.
 
-        They are sorted by domain, coarse score, roomiest sub-domain, score and row.
+        They are sorted by domain, coarse score, roomiest sub-domain, score and row. most: at least the number of
+        domains.
         """
         score, whole = self.scores.compute_node_scores(self.size), len(at) == len(self.scores.rows)
-        coarse = SCORE_BINS - ((score if whole else score.take(at)) * SCORE_BINS).astype(np.int64)
-        filled = domain * (SCORE_BINS + 1) + coarse
+        kind = np.int16 if most < MOST_NARROW else np.int64
+        filled: NDArray[Any] = domain.astype(kind)
+        filled *= SCORE_BINS + 1
+        filled -= ((score if whole else score.take(at)) * SCORE_BINS).astype(kind)
         if sub_domain is None or (sub_domain[1:] > sub_domain[:-1]).all():
-            order = sort_rows_by_keys(filled)  # the sort keeps the order of equals, so the other keys change nothing
+            order = filled.argsort(kind="stable")  # keeps the order of equals, so the other keys change nothing
         else:
-            order = sort_rows_by_keys(self.rank[at], sub_domain, filled)
+            order = sort_rows_by_keys(self.rank[at], sub_domain, filled + SCORE_BINS)
         return order if whole else at.take(order), domain.take(order)
 
 

@@ -22,16 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import MAX_GPUS_PER_NODE, PlacementRequest
-from fleetcast.fleet.shared_domains import compute_carried_heat, compute_shared_hazard, interpolate_hazard
+from fleetcast.fleet.shared_domains import compute_shared_hazard
 from fleetcast.fleet.topology import Level
-from fleetcast.placement.columns import compute_median, find_run_begins, is_ascending, sort_rows_by_keys
+from fleetcast.placement.columns import find_range, find_run_begins, is_ascending, sort_rows_by_keys
+from fleetcast.placement.machines.chances import CHANCE_WEIGHTS, compute_node_chances, estimate_run_s
 from fleetcast.placement.machines.filters import Screen
-from fleetcast.placement.machines.options import Options, fill_unknown_risk
+from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.potential import PotentialGrowth
 from fleetcast.placement.machines.slots import WHOLE
 from fleetcast.placement.machines.view import ClusterView
 
-WEIGHTS = {"risk": 3.0, "slow": 2.0, "fit": 2.0, "packing": 2.0, "quiet": 2.0}
+WEIGHTS = {**CHANCE_WEIGHTS, "fit": 2.0, "packing": 2.0, "quiet": 2.0}
 GANG_PARTS = ("risk", "slow", "fit", "packing")  # of every request
 GANG_WEIGHTS = {name: WEIGHTS[name] for name in GANG_PARTS}
 GANG_WEIGHT = sum(GANG_WEIGHTS.values())
@@ -39,14 +40,12 @@ PLUGIN_WEIGHT = 1.0
 
 ALL = slice(None)
 Candidates = NDArray[np.int64] | slice  # slice: all of them, in order
-Chances = tuple[NDArray[np.float64], ...]  # an alias: an inner function would make the type at each call
+Floats = NDArray[np.float64]  # an alias: an inner function would make the type at each call
 
 LEVELS: tuple[Level | None, ...] = (*Level, None)  # None: anywhere, nodes without topology included
 LEVEL_SCORE = {level: 1 - index / (len(LEVELS) - 1) for index, level in enumerate(LEVELS)}
 Part = float | NDArray[np.float64]
 MOST_IN_TABLE = 64  # free GPUs of a node
-HIGHEST_RISK = 1 - 1e-9
-SHORTEST_S, LONGEST_S = 600.0, 86_400.0
 
 
 @lru_cache(maxsize=64)
@@ -114,63 +113,13 @@ def count_free_parts(view: ClusterView, milli: int) -> NDArray[np.int64]:
     return np.asarray(np.where(view.milli < WHOLE, view.milli // milli, 0).sum(axis=1, dtype=np.int64))
 
 
-def estimate_run_s(request: PlacementRequest, view: ClusterView) -> float:
-    """Return the seconds for which the risk of nodes matters to a request.
-
-    This is the usual run time, but at most the job's limit and at most a day. If the run time is unknown,
-    the risk horizon is used.
-    """
-    if view.risk is None:
-        return float(view.risk_horizon_s)
-    gpus = request.members.desired * request.gpus_per_node
-    usual = view.usual_run_s.get(gpus, view.usual_run_s.get(0, np.inf))
-    expected = min(usual, np.inf if request.limit_s is None else request.limit_s)
-    if not np.isfinite(expected):
-        return float(view.risk_horizon_s)
-    return float(np.clip(expected, SHORTEST_S, LONGEST_S))
-
-
-def interpolate_risks(view: ClusterView, duration_s: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return (n,) probabilities of failing and (n,) of slowing down within `duration_s`. NaN if unknown."""
-    by_time = view.risk
-    if by_time is None:
-        return view.p_fail, view.p_slow
-    fails, slows = (
-        np.where(
-            np.isfinite(p).all(axis=0), interpolate_hazard(np.nan_to_num(p), by_time.horizons_s, duration_s), np.nan
-        )
-        for p in (by_time.p_fail, by_time.p_slow)
-    )
-    return 1 - np.exp(-fails), 1 - np.exp(-(slows + compute_carried_heat(by_time.gpu_temp_c, duration_s)))
-
-
-def compute_log_chances(view: ClusterView, options: Options, duration_s: float) -> Chances:
-    """Return (n,) log probabilities of not failing, and (n,) of not slowing down, within `duration_s`."""
-
-    def compute() -> Chances:
-        known = [fill_unknown_risk(p, options.prior_risk) for p in interpolate_risks(view, duration_s)]
-        return tuple(np.log1p(-np.clip(p, 0, HIGHEST_RISK)) for p in known)
-
-    ahead = () if view.risk is None else (view.risk.p_fail, view.risk.p_slow, view.risk.gpu_temp_c)
-    parts = (view.p_fail, view.p_slow, view.risk, *ahead)
-    found: Chances = view.memo.get_or_compute(("chances", duration_s, options.prior_risk, len(parts)), parts, compute)
-    return found
-
-
-def compute_chances(view: ClusterView, options: Options, duration_s: float) -> Chances:
-    """Return (n,) probabilities of not failing, and (n,) of not slowing down, within `duration_s`."""
-    logs = compute_log_chances(view, options, duration_s)
-    found: Chances = view.memo.get_or_compute("chances of one", logs, lambda: tuple(map(np.exp, logs)))
-    return found
-
-
 class NodeScores:
     """The scores of the candidates of one request, as arrays over c candidate rows.
 
     room: members that each candidate can host. most_room: the largest of these, at least 1.
     is_room_uniform: whether all candidates can host as many. gpus: (c,) the
-    GPUs of each candidate, or one number if all nodes of the fleet have as many. survives,
-    keeps_pace: log probabilities of not failing and of not slowing down. extra: name → scores of
+    GPUs of each candidate, or one number if all nodes of the fleet have as many. log_chances: (2, c) log
+    probabilities of not failing and of not slowing down. survives, keeps_pace: its two rows. extra: name → scores of
     further scorers. has_score_bounds: whether the score of a gang can be bounded. It cannot if a scorer of the
     operator replaces a built-in part. is_gang_score_independent: whether it can be bounded, and depends only on the
     gang's own nodes.
@@ -182,34 +131,38 @@ class NodeScores:
         self.domains = view.domains
         self.rows = rows
         self.room = screened.room.take(rows)
-        self.most_room = int(self.room.max(initial=1))
-        self.is_room_uniform = bool((self.room == self.most_room).all())
         self.free = screened.free_gpus.take(rows)
-        self._least_free, self._most_free = int(self.free.min(initial=MAX_GPUS_PER_NODE)), int(self.free.max(initial=0))
+        least_room, self.most_room = find_range(self.room) if len(rows) else (1, 1)
+        self.is_room_uniform = least_room == self.most_room
+        self._least_free, self.most_free = find_range(self.free) if len(rows) else (MAX_GPUS_PER_NODE, 0)
         self.growth = PotentialGrowth(request, view, options.demand, rows) if options.demand is not None else None
         common = self.domains.common_gpus
         self.gpus = view.topology.gpus[rows].astype(np.int64) if common is None else common
         self.horizon_s = estimate_run_s(request, view)
-        self.survives, self.keeps_pace = (
-            chances.take(rows) for chances in compute_log_chances(view, options, self.horizon_s)
-        )
-        self.extra = {
-            name: np.clip(np.nan_to_num(scorer(request, view, options)[rows], nan=0.5), 0, 1)
-            for name, scorer in options.scorers
-        }
-        if request.host_offload:
-            held = np.count_nonzero(view.holders[rows] >= 0, axis=1)
-            self.extra["quiet"] = 1 - held / np.maximum(self.gpus, 1)
-        more = {name: WEIGHTS.get(name, PLUGIN_WEIGHT) for name in self.extra}
-        self.weights = GANG_WEIGHTS | more if more else GANG_WEIGHTS
-        self.total_weight = sum(self.weights.values())
+        self._chances, self._passes = compute_node_chances(view, options, self.horizon_s), screened.passes
+        self.log_chances = self._chances.logs.take(rows, 1)
+        self.survives, self.keeps_pace = self.log_chances[0], self.log_chances[1]
+        self.extra: dict[str, Floats] = {}
+        self.weights, self.total_weight = GANG_WEIGHTS, GANG_WEIGHT
+        if options.scorers or request.host_offload:
+            self._add_scorers(request, view, options)
         self.has_score_bounds = self.extra.keys().isdisjoint(GANG_PARTS)
-        least, most = max(self._least_free, 1), max(self._most_free, 1)
+        least, most = max(self._least_free, 1), max(self.most_free, 1)
         alike = least.bit_length() == most.bit_length()  # `compute_fragments` has the same shapes for both
         self.is_gang_score_independent = self.has_score_bounds and self.growth is None and bool(len(rows)) and alike
         self._view, self._options = view, options
         self._of_nodes: dict[int, NDArray[np.float64]] = {}
-        self._parts: dict[int, dict[str, Part]] = {}
+        self._filled: dict[int, tuple[Part, Part]] = {}
+
+    def _add_scorers(self, request: PlacementRequest, view: ClusterView, options: Options) -> None:
+        """Add the parts that not every request has, with their weights."""
+        for name, scorer in options.scorers:
+            self.extra[name] = np.clip(np.nan_to_num(scorer(request, view, options)[self.rows], nan=0.5), 0, 1)
+        if request.host_offload:
+            held = np.count_nonzero(view.holders[self.rows] >= 0, axis=1)
+            self.extra["quiet"] = 1 - held / np.maximum(self.gpus, 1)
+        self.weights = GANG_WEIGHTS | {name: WEIGHTS.get(name, PLUGIN_WEIGHT) for name in self.extra}
+        self.total_weight = sum(self.weights.values())
 
     @cached_property
     def advice(self) -> NDArray[np.int8]:
@@ -226,23 +179,22 @@ class NodeScores:
 
         The result is name → (c,), higher is better. It is one number if it is the same for all candidates.
         """
-        if size not in self._parts:
-            self._parts[size] = self._compute_uncached_parts(size)
-        return self._parts[size]
-
-    def _compute_uncached_parts(self, size: int) -> dict[str, Part]:
-        span = self.count_fewest_nodes(size)
-        if span == 1:
-            chances = compute_chances(self._view, self._options, self.horizon_s)
-            risk, slow = (chance.take(self.rows) for chance in chances)
-        else:
-            risk, slow = np.exp(span * self.survives), np.exp(span * self.keeps_pace)
-        fit, packing = self._score_filled_nodes(size)
+        chances, _ = self._chances.compute_for_span(self.count_fewest_nodes(size))
+        risk, slow = chances.take(self.rows, 1)
+        fit, packing = self.score_filled_nodes(size)
         return {"risk": risk, "slow": slow, "fit": fit, "packing": packing, **self.extra}
 
-    def _score_filled_nodes(self, size: int) -> tuple[Part, Part]:
-        """Return the fit and the packing of candidates that are filled with members of a gang of this size."""
-        free = self._most_free
+    def score_filled_nodes(self, size: int) -> tuple[Part, Part]:
+        """Return the fit and the packing of candidates that are filled with members of a gang of this size.
+
+        They are numbers if they are the same for all candidates.
+        """
+        if size not in self._filled:
+            self._filled[size] = self._score_uncached_filled_nodes(size)
+        return self._filled[size]
+
+    def _score_uncached_filled_nodes(self, size: int) -> tuple[Part, Part]:
+        free = self.most_free
         uniform = self.is_room_uniform and self._least_free == free <= MOST_IN_TABLE and isinstance(self.gpus, int)
         if uniform and size > self.most_room and self.growth is None and self.request.milli == WHOLE:
             taken = self.most_room * self.request.gpus_per_node
@@ -270,8 +222,20 @@ class NodeScores:
     def compute_node_scores(self, size: int) -> NDArray[np.float64]:
         """Return (c,) the weighted mean of `compute_node_parts`, in [0, 1]."""
         if size not in self._of_nodes:
-            self._of_nodes[size] = self.compute_total(self.compute_node_parts(size))
+            self._of_nodes[size] = self._compute_uncached_scores(size)
         return self._of_nodes[size]
+
+    def _compute_uncached_scores(self, size: int) -> Floats:
+        if not self.has_score_bounds:  # a scorer of the operator replaces a built-in part
+            return self.compute_total(self.compute_node_parts(size))
+        score = self._chances.compute_for_span(self.count_fewest_nodes(size))[1].take(self.rows)
+        fit, packing = self.score_filled_nodes(size)
+        score += WEIGHTS["fit"] * fit
+        score += WEIGHTS["packing"] * packing
+        for name, part in self.extra.items():
+            score += self.weights[name] * part
+        score /= self.total_weight
+        return score
 
     def bound_room(self, level: Level | None) -> int:
         """Return an upper bound of the members that any domain of this level hosts, by its number of nodes."""
@@ -281,6 +245,40 @@ class NodeScores:
         """Return how many nodes `size` members need if each has as much room as the roomiest candidate."""
         return -(-size // self.most_room)
 
+    def are_gangs_even(self, size: int) -> bool:
+        """Return whether each gang of this size fills the same number of alike nodes."""
+        filled = self.is_room_uniform and size % self.most_room == 0 and not self.extra
+        return filled and isinstance(self.score_filled_nodes(size)[0], float)
+
+    def score_even_gangs(self, at: NDArray[np.int64], level: Level | None, size: int) -> dict[str, Part]:
+        """Return what `score_gangs` returns, for gangs that `are_gangs_even`. A part is one number if all share it.
+
+        at: (n, nodes of a gang) candidates.
+        """
+        n, span = at.shape
+        survives, keeps_pace = self.log_chances.take(at, 1)
+        domain = np.arange(n).repeat(span)
+        if span == 1 or not self.domains.shares_all_hazards(level):
+            shared = self.compute_shared_risk(at.ravel(), domain, np.full(n, span), level)
+        else:
+            shared = self._sum_shared_hazards(survives.min(1))
+        return {
+            "risk": np.exp(np.bincount(domain, survives.ravel(), n) - shared),
+            "slow": np.exp(np.bincount(domain, keeps_pace.ravel(), n)),
+            "fit": self.score_filled_nodes(size)[0],
+            "packing": 0.5 * LEVEL_SCORE[level] + 0.5,
+        }
+
+    def _sum_shared_hazards(self, least: Floats) -> Floats:
+        """Return (n,) the additional hazard of gangs of which each shares all levels of `shared_levels`.
+
+        least: (n,) the lowest log probability of not failing among the members.
+        """
+        worst, found = np.maximum(self._usual_survival - least, 0.0), np.zeros(len(least))
+        for name in self.domains.shared_levels:
+            found += compute_shared_hazard(name, worst, self.horizon_s)
+        return found
+
     def score_gangs(
         self,
         at: NDArray[np.int64],
@@ -288,7 +286,7 @@ class NodeScores:
         domain: NDArray[np.integer[Any]],
         level: Level | None,
         n: int,
-    ) -> dict[str, NDArray[np.float64]]:
+    ) -> dict[str, Part]:
         """Return the parts of the scores of gangs, one gang in each domain: name → (n,), unweighted.
 
         at: (k,) candidates. take: (k,) members on them. domain: (k,) domains of this level, 0 to n - 1, ascending.
@@ -312,13 +310,22 @@ class NodeScores:
         filled = self.is_room_uniform and (size <= self.most_room or size % self.most_room == 0)
         if not filled or not self.is_gang_score_independent:
             return self.score_fit(at, take)
-        fit = self.compute_node_parts(size)["fit"]
+        fit, _ = self.score_filled_nodes(size)
         return fit if isinstance(fit, float) else fit.take(at)
 
     @cached_property
     def _usual_survival(self) -> float:
         """The median log probability that a candidate does not fail."""
-        return compute_median(self.survives)
+        return self._chances.compute_median_survival(self._passes)
+
+    @cached_property
+    def weighted_logs(self) -> Floats:
+        """(c,) the weighted sum of both log chances of each candidate."""
+        return self._chances.weighted_logs.take(self.rows)
+
+    def sum_highest_logs(self, count: int) -> float:
+        """Return the sum of the highest `count` of `weighted_logs`."""
+        return self._chances.sum_highest_logs(self._passes, count)
 
     def compute_shared_risk(
         self, at: NDArray[np.int64], domain: NDArray[np.integer[Any]], used: NDArray[np.int64], level: Level | None
@@ -329,14 +336,16 @@ class NodeScores:
         (n,) the number of candidates in each domain.
         """
         found = np.zeros(len(used))
-        excess = np.maximum(self._usual_survival - self.survives.take(at), 0.0)  # above the usual hazard
+        survives, usual = self.survives.take(at), self._usual_survival
         worst: NDArray[np.float64] | None = None
         for name, shared in self.domains.shared_levels.items():
             if not self.domains.is_within(level, shared):
+                excess = np.maximum(usual - survives, 0.0)  # of the hazard above the usual one
                 found += self._compute_hazard_by_parts(name, shared, at, domain, excess, len(used))
                 continue
             if worst is None:  # each gang lies in one domain, so that its worst member is the worst of the domain
-                worst, several = np.maximum.reduceat(excess, used.cumsum() - used), used > 1
+                least = np.minimum.reduceat(survives, used.cumsum() - used)
+                worst, several = np.maximum(usual - least, 0.0), used > 1
             found += compute_shared_hazard(name, worst, self.horizon_s) * several
         return found
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
+from operator import is_
 from typing import Any, cast
 
 import numpy as np
@@ -63,13 +64,16 @@ SHARED_LEVELS = {"rack": Level.RACK, "power": POWER, "rail": Level.RAIL_GROUP}  
 class FleetDomains:
     """Facts that follow from the topology and the power domains of the n nodes.
 
-    numbers: level → (n,) the domain of each node, -1 if unknown. Level None has one domain, with all nodes.
-    ranges: level → the lowest and the highest of these numbers. The lowest is -1 if any is unknown.
+    names: (n,) the names of the nodes, as objects. numbers: level → (n,) the domain of each node, -1 if unknown. Level
+    None has one domain, with all nodes. ranges: level → the lowest and the highest of these numbers. The lowest is -1
+    if any is unknown.
     """
 
     def __init__(self, topology: Topology, inventory: Inventory) -> None:
         size = len(topology)
+        self.topology, self.inventory = topology, inventory
         self._gpus = topology.gpus
+        self.names = np.array(topology.names, object)
         numbers: dict[str | None, Ints] = {level: topology.domain[level].astype(np.int64) for level in DOMAIN_LEVELS}
         numbers |= {POWER: inventory.power.astype(np.int64), None: np.zeros(size, np.int64)}
         self.numbers: Mapping[str | None, Ints] = numbers
@@ -78,6 +82,7 @@ class FleetDomains:
             for level, numbers in self.numbers.items()
         }
         self._within: dict[tuple[str | None, str], bool] = {}
+        self._shares_all: dict[Level | None, bool] = {}
 
     @cached_property
     def fewest_gpus(self) -> int:
@@ -126,6 +131,12 @@ class FleetDomains:
         if (level, other) not in self._within:
             self._within[level, other] = self._lies_within(level, other)
         return self._within[level, other]
+
+    def shares_all_hazards(self, level: Level | None) -> bool:
+        """Return whether each domain of a level lies in one domain of each of the `shared_levels`."""
+        if level not in self._shares_all:
+            self._shares_all[level] = all(self.is_within(level, shared) for shared in self.shared_levels.values())
+        return self._shares_all[level]
 
     def _lies_within(self, level: Level | None, other: str) -> bool:
         known = self.numbers[level] >= 0
@@ -192,25 +203,22 @@ MAX_REMEMBERED = 16
 class ViewMemo:
     """A cache of results that are computed from parts of a view.
 
-    A result is reused only for the same objects, not for equal ones.
+    A result is reused only for the same objects, not for equal ones. domains: the facts of the last topology.
     """
 
     def __init__(self) -> None:
+        self.domains: FleetDomains | None = None
         self._known: dict[Hashable, tuple[tuple[object, ...], Any]] = {}
 
     def get_or_compute(self, key: Hashable, parts: tuple[object, ...], make: Callable[[], Any]) -> Any:
         """Return the result of `make` for these parts, from the cache if it was computed before.
 
-        key: names the result and any other value that it depends on. Arrays among the parts become
-        read-only.
+        key: names the result, the number of parts, and any other value that it depends on. Arrays among the parts
+        become read-only.
         """
         known = self._known.get(key)
-        if known is not None:
-            for old, new in zip(known[0], parts, strict=True):
-                if old is not new:
-                    break
-            else:
-                return known[1]
+        if known is not None and all(map(is_, known[0], parts)):
+            return known[1]
         if len(self._known) >= MAX_REMEMBERED:
             self._known.clear()
         for part in parts:
@@ -268,8 +276,9 @@ class ClusterView:
     @property
     def domains(self) -> FleetDomains:
         """The facts of the topology, which are computed once for each topology."""
-        parts = (self.topology, self.inventory)
-        found: FleetDomains = self.memo.get_or_compute("domains", parts, lambda: FleetDomains(*parts))
+        found = self.memo.domains
+        if found is None or found.topology is not self.topology or found.inventory is not self.inventory:
+            found = self.memo.domains = FleetDomains(self.topology, self.inventory)
         return found
 
     @property

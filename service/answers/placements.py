@@ -7,8 +7,8 @@ import msgspec
 from fleetcast.fleet.requests import Decision, Gang, RankPlacement
 from fleetcast.placement.ahead.reservation import FreeWindow, JobRelease, RequestReservation
 from fleetcast.placement.ahead.start_time import RoomForecast, StartBasis
+from fleetcast.placement.fragmentation import PoolFragments
 from fleetcast.placement.ledger.chain import ChainHead
-from fleetcast.placement.machines.fragmentation import PoolFragments
 from fleetcast.service.answers.actions import PreviewedAction
 from fleetcast.service.state_identity import Doubt
 

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fleetcast.fleet.errors import StaleError, UnknownEntity
+from fleetcast.placement.fragmentation import measure_fragmentation
 from fleetcast.placement.ledger.ledger import CommittedDecision
-from fleetcast.placement.machines.fragmentation import measure_fragmentation
 from fleetcast.service.answers.placements import Fragmentation, PlacerHealth
 from fleetcast.service.http.access import Access, Scope
 from fleetcast.service.http.body_budget import BodyBudget

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from fleetcast.models.risk.record import Calibration
 from fleetcast.models.start_record import LOOKS_S, StartRecord
 from fleetcast.placement.ahead.start_time import LEVELS
-from fleetcast.placement.machines.fragmentation import PoolFragments
+from fleetcast.placement.fragmentation import PoolFragments
 from fleetcast.placement.queues.showback import ChargeSum
 from fleetcast.placement.queues.tree import ANY
 from fleetcast.service.answers.queues import QueueState

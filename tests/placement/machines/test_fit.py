@@ -137,3 +137,20 @@ def test_a_view_decides_alike_whatever_it_remembers(racks: Any, drawn: Any, seed
             used = replace(used, p_fail=rng.random(len(used)) ** 4, p_slow=rng.random(len(used)) / 100)
         request = PlacementRequest(request_id="a", gang=gang, gpus_per_node=each, limit_s=limit_s)
         assert decide(request, used) == decide(request, replace(used, memo=ViewMemo()))
+
+
+@examples(100)
+@given(
+    st.lists(st.lists(st.sampled_from([0, 4, 8]), min_size=1, max_size=9), min_size=1, max_size=6),
+    st.integers(2, 12),
+    st.sampled_from([1, 4, 8]),
+    st.integers(0, 99),
+)
+def test_gangs_that_fill_alike_nodes_get_the_answer_of_any_gang(racks: Any, gang: int, each: int, seed: int) -> None:
+    view = build({f"r{at}": counts for at, counts in enumerate(racks)})
+    rng = np.random.default_rng(seed)
+    view = replace(view, p_fail=rng.random(len(view)) ** 4, p_slow=rng.random(len(view)) / 100)
+    request = PlacementRequest(request_id="a", gang=gang, gpus_per_node=each, max_risk=1.0)
+    with patch.object(NodeScores, "are_gangs_even", lambda scores, size: False):
+        filled_in_turn = decide(request, view)
+    assert decide(request, view) == filled_in_turn

@@ -9,9 +9,10 @@ from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.fleet.topology import Level, Topology
 from fleetcast.models.risk.gang_risk import compute_gang_risk
 from fleetcast.models.risk.scores import RISK_HORIZONS_S
+from fleetcast.placement.machines.chances import estimate_run_s
 from fleetcast.placement.machines.filters import screen
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.machines.scorers import NodeScores, estimate_run_s
+from fleetcast.placement.machines.scorers import NodeScores
 from fleetcast.placement.machines.view import NOT_GIVEN, RiskByTime
 
 

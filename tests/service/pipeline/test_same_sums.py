@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 
 from fleetcast.placement.ahead.reservation import find_free_windows
-from fleetcast.placement.machines.fragmentation import measure_fragmentation
+from fleetcast.placement.fragmentation import measure_fragmentation
 from fleetcast.service.api.routes import drain
 from fleetcast.service.board.board import Board
 from fleetcast.service.board.free import describe_window

@@ -8,7 +8,7 @@ import pytest
 from fleetcast.fleet.nodes import NodeState
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.engine import decide
-from fleetcast.placement.machines.fragmentation import measure_fragmentation
+from fleetcast.placement.fragmentation import measure_fragmentation
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.potential import PotentialGrowth
 from fleetcast.placement.machines.shapes import MemberShape, make_member_shape, make_shape_demand
