@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from fleetcast.training.judges.played_elastic import ElasticNumbers
 
 HEAD = (
-    f"{'method':<8} {'elastic':>7} {'exponent':>8} {'mean wait':>10} {'completion':>10} {'p99':>10} {'work':>12}"
-    f" {'shrinks':>8} {'grows':>6}"
+    f"{'method':<8} {'elastic':>7} {'exponent':>8} {'mean wait':>10} {'completion':>10} {'p99':>10} {'least p99':>10}"
+    f" {'p99 delay':>10} {'work':>12} {'shrinks':>8} {'grows':>6}"
 )
 
 
@@ -43,9 +43,11 @@ def play_elastic_methods(
 def _format_row(one: "ElasticNumbers") -> str:
     """Format the statistics of one play as a row of the table."""
     exponent = "-" if one.exponent is None else f"{one.exponent:g}"
-    times = " ".join(
-        f"{f'{value:,.0f} s':>10}" for value in (one.mean_wait_s, one.mean_completion_s, one.p99_completion_s)
+    seconds = (
+        *(one.mean_wait_s, one.mean_completion_s, one.p99_completion_s),
+        *(one.least_p99_completion_s, one.p99_delay_s),
     )
+    times = " ".join(f"{f'{value:,.0f} s':>10}" for value in seconds)
     work = f"{one.work_gpu_h:,.0f} GPU-h"
     return (
         f"{'rigid' if one.exponent is None else 'elastic':<8} {one.share:>7.0%} {exponent:>8} {times} {work:>12}"

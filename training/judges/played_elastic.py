@@ -25,7 +25,9 @@ class ElasticNumbers(msgspec.Struct, frozen=True):
     """The statistics of one play. Times are in seconds.
 
     share: of large jobs that are elastic. exponent: of the speed of a gang, None if the gangs have a fixed size.
-    completion: from submission to the end. work_gpu_h: work at full size done until the last submission.
+    completion: from submission to the end. least_p99_completion_s: its p99 if no job ever waited or shrank, which no
+    schedule can undercut. delay: completion without the run time at full size. work_gpu_h: work at full size done
+    until the last submission.
     """
 
     share: float
@@ -35,6 +37,8 @@ class ElasticNumbers(msgspec.Struct, frozen=True):
     mean_wait_s: float
     mean_completion_s: float
     p99_completion_s: float
+    least_p99_completion_s: float
+    p99_delay_s: float
     work_gpu_h: float
     shrinks: int
     grows: int
@@ -71,7 +75,7 @@ def play_elastic(
     replay, progress = make_elastic_replay(scene, make_served_plan(scene, "ours"), gangs, exponent)
     for now_s in replay.play_steps():
         tick(now_s)
-    submit_s = np.array(scene.trace.submit_s)
+    submit_s, run_s = np.array(scene.trace.submit_s), np.array(scene.trace.run_s)
     completion_s = replay.end_s - submit_s
     return ElasticNumbers(
         share=share,
@@ -81,6 +85,8 @@ def play_elastic(
         mean_wait_s=round(float((replay.start_s - submit_s).mean()), 1),
         mean_completion_s=round(float(completion_s.mean()), 1),
         p99_completion_s=round(float(np.quantile(completion_s, 0.99)), 1),
+        least_p99_completion_s=round(float(np.quantile(run_s, 0.99)), 1),
+        p99_delay_s=round(float(np.quantile(completion_s - run_s, 0.99)), 1),
         work_gpu_h=round(progress.sum_work_gpu_s(float(submit_s.max())) / 3600, 1),
         shrinks=progress.shrinks,
         grows=progress.grows,

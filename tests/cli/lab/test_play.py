@@ -179,7 +179,10 @@ def test_elastic_gangs_let_others_start_and_no_work_is_lost(tmp_path: Path) -> N
         assert one["shrinks"] > 0
         assert one["grows"] > 0
         assert one["mean_completion_s"] < rigid["mean_completion_s"]
+        assert one["p99_delay_s"] < rigid["p99_delay_s"]
     assert slow["mean_completion_s"] < quick["mean_completion_s"]
+    assert {one["least_p99_completion_s"] for one in found["elastic"]} == {600 + 0.96 * (20_000 - 600)}
+    assert all(one["p99_completion_s"] > one["least_p99_completion_s"] for one in found["elastic"])
 
 
 @pytest.mark.parametrize(
