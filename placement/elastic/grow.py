@@ -21,6 +21,7 @@ from fleetcast.fleet.requests import PlacementRequest, RankPlacement
 from fleetcast.fleet.topology import Level
 from fleetcast.placement.elastic.members import Ints, Mask, RunningMembers, assign_gpus, round_to_size
 from fleetcast.placement.elastic.shrink import compute_pause_s
+from fleetcast.placement.elastic.speed import SPEED_EXPONENT, compute_speed
 from fleetcast.placement.engine import fits_now
 from fleetcast.placement.machines.filters import screen
 from fleetcast.placement.machines.options import Options
@@ -29,9 +30,7 @@ from fleetcast.placement.machines.view import Advice, ClusterView
 from fleetcast.placement.queues.asks import make_fit_key
 
 DWELL_MS = 600_000  # from a change of a gang's size until it may grow, if the queues' policy does not say
-SPEED_EXPONENT = 0.9  # until the speed of a gang was observed at several sizes
 MOST_LEFT_OUT = 8  # places of one growth, each of which would let a waiting request fit
-PRIOR_SIZES = 1.0  # the weight of this exponent, in further observed sizes
 
 Floats = NDArray[np.float64]
 Place = tuple[int, Ints]  # of a member: the row of its node, and its GPUs there
@@ -92,30 +91,6 @@ def propose_growth(
         if size == gang.size or not state.add_members(gang, size):
             gangs.remove(gang)
     return tuple(state.growths[name] for name in sorted(state.growths))
-
-
-def compute_speed(members: float, exponent: float) -> float:
-    """Return the speed of a gang, relative to one member."""
-    return float(members**exponent)
-
-
-def learn_speed_exponent(sizes: Sequence[int], step_s: Sequence[float]) -> float:
-    """Return the exponent of a job's speed from its median step times at several sizes.
-
-    sizes: different numbers of members. step_s: seconds of a step at each size. The estimate moves from
-    `SPEED_EXPONENT` to the slope of the step times as sizes are added. It is between 0 and 1.
-
-    >>> learn_speed_exponent([4], [1.0])
-    0.9
-    >>> round(learn_speed_exponent([2, 4, 8], [4.0, 2.0, 1.0]), 3)
-    0.967
-    """
-    if len(set(sizes)) < 2:
-        return SPEED_EXPONENT
-    slope = -float(np.polyfit(np.log(sizes), np.log(step_s), 1)[0])
-    further = len(set(sizes)) - 1
-    found = (further * slope + PRIOR_SIZES * SPEED_EXPONENT) / (further + PRIOR_SIZES)
-    return min(1.0, max(0.0, found))
 
 
 def find_fitting(view: ClusterView, waiting: Sequence[PlacementRequest], options: Options) -> list[PlacementRequest]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import PlacementRequest, RankPlacement
 from fleetcast.placement.elastic.members import Ints, Mask, RunningMembers, release_gpus, round_to_size
+from fleetcast.placement.elastic.speed import SPEED_EXPONENT, compute_speed
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.running_jobs import RunningJobs
 from fleetcast.placement.machines.slots import WHOLE
@@ -118,6 +119,23 @@ def _may_be_enough(request: PlacementRequest, view: ClusterView, members: Runnin
 def compute_pause_s(jobs: RunningJobs) -> NDArray[np.float64]:
     """Return (rows,) the seconds in which a gang stands still while its size changes."""
     return np.where(np.isnan(jobs.resize_pause_s), PAUSE_S, jobs.resize_pause_s)
+
+
+def saves_time(request: PlacementRequest, shrunk: ShrunkGangs, jobs: RunningJobs, wait_s: float, run_s: float) -> bool:
+    """Return whether a request ends earlier by more seconds than the gangs that shrink for it end later in sum.
+
+    wait_s: seconds until the request should fit if no gang shrinks, and then start at full size. run_s: its run time
+    at full size. The gangs are slower until it ends. Each of them pauses when it shrinks, and when it grows back.
+    """
+    members, pause_s = request.members, compute_pause_s(jobs)
+    ratio = compute_speed(len(shrunk.placed.decision.ranks) / members.desired, SPEED_EXPONENT)
+    later_s = 0.0
+    for one in shrunk.shrinks:
+        row = jobs.row[one.job]
+        exponent = float(jobs.speed_exponent[row])
+        left = compute_speed(one.size / float(jobs.members[row]), SPEED_EXPONENT if np.isnan(exponent) else exponent)
+        later_s += run_s / ratio * (1 - left) + 2 * float(pause_s[row])
+    return wait_s + run_s - run_s / ratio > later_s
 
 
 def _search(

@@ -412,9 +412,17 @@ class PassState:
         standing = count_promises(standing, self.turns.holds, self.reclaim.leaving, others, placed)
         view = self.view if own is None else own.release_all(self.view)
         state = view, standing, self.turns.holds, self.reclaim
-        self.proposal = found = propose_reclaim(request, *state, self.options, shadow_ms, queued_ms)
+        run_s = self._estimate_limited_run_s(request)
+        self.proposal = found = propose_reclaim(request, *state, self.options, shadow_ms, queued_ms, run_s)
         if found.sends and found.victims is not None:
             self.view = hold_placement(self.view, request, found.victims.decision.ranks)
+
+    def _estimate_limited_run_s(self, request: PlacementRequest) -> float | None:
+        """Return the median run time of a request at full size. Without a limit too little is known: returns None."""
+        if request.limit_s is None:
+            return None
+        gpus = request.members.desired * request.gpus_per_node
+        return self.profile.run_times.estimate_run_s(gpus, 0.5, limit_s=request.limit_s)
 
     def _backfill_entry(self, entry: WaitingEntry, row: AskInPass, request: PlacementRequest) -> bool:
         """Place an entry if it fits without a delay of any claim. Returns whether it was placed."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import PlacementRequest
-from fleetcast.placement.elastic.shrink import GangShrink, ShrunkGangs, find_shrinks
+from fleetcast.placement.elastic.shrink import MAY_SHRINK, GangShrink, ShrunkGangs, find_shrinks, saves_time
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.running_jobs import RunningJobs
 from fleetcast.placement.machines.slots import list_held_parts
@@ -109,13 +109,15 @@ def propose_reclaim(
     options: Options,
     shadow_ms: int,
     queued_ms: int,
+    run_s: float | None = None,
 ) -> ReclaimProposal:
     """Return which running jobs would be stopped for a request that does not fit, or why none would be.
 
     view: the fleet, with what this pass has placed. standing, holds: the queues, and the jobs that count against
-    them. shadow_ms: when the request should fit by itself. queued_ms: since when it waits. Elastic gangs shrink before
-    any job stops. Queues give GPUs back before a class takes any. So the jobs of borrowing queues are tried first, and
-    those that the class preempts join them only if that fails.
+    them. shadow_ms: when the request should fit by itself. queued_ms: since when it waits. run_s: its run time at full
+    size, None to compare no times. Elastic gangs shrink before any job stops. Queues give GPUs back before a class
+    takes any. So the jobs of borrowing queues are tried first, and those that the class preempts join them only if that
+    fails.
     """
     policy, now_ms = facts.policy, options.now_ms
     if request.request_id in facts.exhausted:
@@ -136,6 +138,9 @@ def propose_reclaim(
     elastic[[row for name, row in facts.jobs.row.items() if name in facts.rigid]] = Eligibility.NO_EXECUTOR
     queues = Queues(standing, holds, closed=_count_closed_gpus(view))
     shrunk = find_shrinks(request, view, facts.jobs, elastic, queues, options)
+    loss = "" if shrunk is None else _explain_loss(request, shrunk, eligibility, facts.jobs, shadow_ms - now_ms, run_s)
+    if loss:
+        return ReclaimProposal("none", request, loss)
     if shrunk is not None:
         return _make_shrink_proposal(request, shrunk, costs, facts, now_ms)
     at = {name: row for row, name in enumerate(facts.jobs.names)}
@@ -180,6 +185,25 @@ def _explain_not_sent(facts: ReclaimInput, gpus: Mapping[str, float], now_ms: in
         return "", bound and f"the mode act would not send it: {bound}"
     advice = facts.bounds.explain_advice(leaf)
     return bound, advice and f"not sent: {advice}"
+
+
+def _explain_loss(
+    request: PlacementRequest,
+    shrunk: ShrunkGangs,
+    eligibility: NDArray[np.int8],
+    jobs: RunningJobs,
+    wait_ms: int,
+    run_s: float | None,
+) -> str:
+    """Return why gangs do not shrink: only their own queue is served, and it would lose time. Returns "" otherwise.
+
+    A request to which other queues or classes owe GPUs does not wait for its own queue's sake.
+    """
+    owed = np.isin(eligibility, [kind for kind in MAY_SHRINK if kind is not Eligibility.OWN_QUEUE]).any()
+    if run_s is None or owed or saves_time(request, shrunk, jobs, wait_ms / 1000, run_s):
+        return ""
+    names = join_some([one.job for one in shrunk.shrinks])
+    return f"shrinks no gang: {names} would end later by more than the {wait_ms / 1000:.0f} s that it waits"
 
 
 def _make_shrink_proposal(

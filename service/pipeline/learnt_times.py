@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fleetcast.features.job_changes import JobChanges
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.stateful import Dump, Stateful
-from fleetcast.placement.elastic.grow import learn_speed_exponent
+from fleetcast.placement.elastic.speed import learn_speed_exponent
 from fleetcast.service.answers.jobs import LearntTimes
 from fleetcast.service.board.board import Section
 from fleetcast.service.pipeline.capability import Capability

@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fleetcast.fleet.errors import UnknownEntity
-from fleetcast.placement.elastic.grow import SPEED_EXPONENT
 from fleetcast.placement.elastic.shrink import PAUSE_S
+from fleetcast.placement.elastic.speed import SPEED_EXPONENT
 from fleetcast.placement.machines.running_jobs import DEFAULT_RESTART_S
 from fleetcast.service.answers.jobs import ChangeTimes, JobAnswer, JobRow, Jobs, JobState, LearntTimes, Stragglers
 from fleetcast.service.api.archived_jobs import ArchiveSearchResult

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.elastic.grow import (
     DWELL_MS,
-    SPEED_EXPONENT,
     GangGrowth,
     find_fitting,
     fits_on_gpus,
-    learn_speed_exponent,
     propose_growth,
 )
 from fleetcast.placement.elastic.shrink import PAUSE_S
+from fleetcast.placement.elastic.speed import SPEED_EXPONENT, learn_speed_exponent
 from fleetcast.placement.engine import fits_now
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.running_jobs import RunningJobs, make_running_jobs

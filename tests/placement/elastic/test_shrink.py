@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetcast.fleet.requests import LevelName, PlacementRequest, TopologyConstraint
+from fleetcast.fleet.requests import Gang, LevelName, PlacementRequest, TopologyConstraint
 from fleetcast.placement.elastic.members import RunningMembers, release_gpus
-from fleetcast.placement.elastic.shrink import PAUSE_S, ShrunkGangs, find_shrinks
+from fleetcast.placement.elastic.shrink import PAUSE_S, ShrunkGangs, find_shrinks, saves_time
+from fleetcast.placement.elastic.speed import SPEED_EXPONENT
 from fleetcast.placement.machines.running_jobs import RunningJobs, make_running_jobs
 from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.plan.reclaiming import ReclaimInput, ReclaimProposal, propose_reclaim
 from fleetcast.placement.queues.queues_ahead import QueueHold
 from fleetcast.placement.queues.queues_file import read_queues
 from fleetcast.placement.queues.standing import QueueStanding
-from fleetcast.placement.queues.tree import ANY
+from fleetcast.placement.queues.tree import ANY, ReclaimPolicy
 from fleetcast.placement.reclaim.eligibility import Eligibility
 from fleetcast.placement.reclaim.fairness import Queues
 from tests.fuzz.bounds import examples
@@ -117,6 +119,44 @@ def test_a_gang_shrinks_for_the_next_request_of_its_own_queue_but_not_for_a_queu
     assert own is not None
     assert own.shrinks[0].kind is Eligibility.OWN_QUEUE
     assert shrink(view, jobs, 1, queue="rest") is None  # it would hold more than the queue that gives
+
+
+@pytest.mark.parametrize(("least", "pause_s"), [(1, np.nan), (1, 900.0), (2, np.nan)])
+def test_the_time_that_a_request_saves_is_compared_with_the_time_that_gangs_lose(least: int, pause_s: float) -> None:
+    view = make_view(np.zeros((4, G), np.int64))
+    jobs = make_gangs(view, [G], [3], [1], leaf=["owed"], resize_pause_s=[pause_s])
+    shrunk = shrink(view, jobs, 1)
+    assert shrunk is not None
+    run_s = 1000.0 / (1 / least) ** SPEED_EXPONENT  # of one of `least` members
+    lost_s = run_s * (1 - (3 / 4) ** SPEED_EXPONENT) + 2 * (PAUSE_S if np.isnan(pause_s) else pause_s)
+    request = PlacementRequest(request_id="payer", queue="owed", gang=Gang(1, least), gpus_per_node=G)
+    slower_s = run_s - 1000.0
+    assert saves_time(request, shrunk, jobs, lost_s + slower_s + 1, 1000.0)
+    assert not saves_time(request, shrunk, jobs, lost_s + slower_s - 1, 1000.0)
+
+
+@pytest.mark.parametrize(
+    ("waits_s", "run_s", "queue", "code"),
+    [
+        (9000, 1000.0, "rest", "found"),
+        (9000, 60_000.0, "rest", "none"),
+        (100, 1000.0, "rest", "none"),
+        (9000, None, "rest", "found"),
+        (9000, 60_000.0, "owed", "found"),
+    ],
+)
+def test_gangs_shrink_for_their_own_queue_only_if_that_saves_time(
+    waits_s: int, run_s: float | None, queue: str, code: str
+) -> None:
+    view = make_view(np.array([[0] * G] * 4))
+    jobs = make_gangs(view, [G], [1], [1], leaf=["rest"])
+    queues, now_ms = make_queues(view, {"j0": "rest"}), OPTIONS.now_ms
+    request = PlacementRequest(request_id="payer", queue=queue, gang=2, gpus_per_node=G)
+    facts = ReclaimInput(ReclaimPolicy("advise", patience_s=0.0), queues.standing.tree, jobs)
+    state = view, queues.standing, queues.holds, facts, OPTIONS
+    found: ReclaimProposal = propose_reclaim(request, *state, now_ms + 1000 * waits_s, now_ms, run_s)
+    assert (found.code, bool(found.shrinks)) == (code, code == "found")
+    assert ("end later by more than" in found.sentence) is (code == "none")
 
 
 def draw_gangs(rng: np.random.Generator) -> tuple[ClusterView, RunningJobs, int]:
