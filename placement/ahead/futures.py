@@ -1,10 +1,12 @@
 """Sampled futures of the queue. Prepares waiting, running and arriving jobs for `sampled_future`."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import PlacementRequest
@@ -13,6 +15,8 @@ from fleetcast.placement.ahead.sampled_future import Arrival, Future, PayerStop,
 from fleetcast.placement.ahead.stops import PlannedStop
 from fleetcast.placement.machines.fit import get_widest_level
 from fleetcast.placement.machines.gang_room import Fleet, GangAsk, Slot
+from fleetcast.placement.machines.next_attempt import make_next_attempt
+from fleetcast.placement.machines.running_jobs import NO_RUNNING_JOBS, RunningJobs
 from fleetcast.placement.machines.slots import WHOLE, list_held_parts
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.queue import WaitingEntry
@@ -123,6 +127,9 @@ class FutureSampler:
     fleet_type: type[Fleet] = Fleet
     stops: Mapping[str, PlannedStop] = field(default_factory=dict)  # request_id → the jobs that stop for it
     restart_s: Mapping[str, float] = field(default_factory=dict)  # running job → seconds until its next attempt works
+    running: RunningJobs = NO_RUNNING_JOBS
+    find_room: Callable[[PlacementRequest], Ints] = lambda request: np.zeros(0, np.int64)
+    _following: list[Ints] = field(default_factory=list)  # rooms of next attempts, so that their ids stay theirs
     _slots: list[Slot] = field(default_factory=list)
     _found: dict[tuple[object, ...], int] = field(default_factory=dict)
     _slot_by_ask: dict[AskKey, int | None] = field(default_factory=dict)  # None: the empty fleet has no room
@@ -237,19 +244,45 @@ class FutureSampler:
         return times_s, stops
 
     def _make_returning_ask(self, job: str, nodes: Ints, milli: Ints) -> GangAsk | None:
-        """Return the ask of the next attempt of a running job, on any nodes. nodes, milli: what it holds now.
+        """Return the ask of the next attempt of a running job. nodes, milli: what it holds now.
 
-        Returns None if none of its GPUs is usable: then the size of the next attempt is unknown.
+        Returns None if it has no place even in an empty fleet, or if none of its GPUs is usable: then its size is
+        unknown.
         """
-        if not len(nodes):
+        request = self._make_next_attempt(job, nodes, milli) if len(nodes) else None
+        if request is None:
             return None
-        each, members, total = int(milli[0]), len(nodes), max(1, int(milli.sum()) // WHOLE)
-        if (milli != each).any():
-            members, gpus = split_into_equal_members(total, self.view.free.shape[1])
-            each = gpus * WHOLE
-        slot = self._find_or_add_slot(each, np.count_nonzero(self.view.usable, axis=1) * WHOLE // each, None, None)
-        planned_s = self.run_times.estimate_run_s(total, 0.9)
-        return self._find_or_add_ask(slot, members, planned_s, self.turns.holds.get(job))
+        self._following.append(self.find_room(request))
+        return self._make_ask(request, self._following[-1])
+
+    def _make_next_attempt(self, job: str, nodes: Ints, milli: Ints) -> PlacementRequest:
+        """Return the request of a job's next attempt, which may run on other nodes.
+
+        Parts of several GPUs on one node count as whole GPUs.
+        """
+        jobs, row = self.running, self.running.row[job]
+        member, held = int(jobs.gpus_per_member[row]), int(-(-milli // WHOLE).sum())
+        is_even, share = bool((milli == milli[0]).all()), None
+        if is_even and milli[0] < WHOLE:
+            members, each, share = len(nodes), 1, int(milli[0])
+        elif member and held % member == 0:
+            members, each = held // member, member
+        elif is_even:
+            members, each = len(nodes), held // len(nodes)
+        else:
+            members, each = split_into_equal_members(held, self.view.free.shape[1])
+        request = make_next_attempt(jobs, row, members, nodes.tolist(), self.view, job)
+        hold, standing = self.turns.holds.get(job), self.turns.standing
+        queue, user = ("", "") if hold is None or standing is None else standing.tree.split_leaf(hold.leaf)
+        limit_s = float(jobs.limit_s[row])
+        return structs.replace(
+            request,
+            gpus_per_node=each,
+            gpu_share=share,
+            queue=queue,
+            user=user,
+            limit_s=None if math.isnan(limit_s) else limit_s,
+        )
 
     def _compute_ready_times(self, gangs: Mapping[str, tuple[Ints, Ints]]) -> Floats:
         ready_s = np.zeros(len(self.view))

@@ -233,7 +233,7 @@ def sample_timelines(
     is_settled = _has_tried_every_entry(now)
     drawn = FutureSampler(
         now.view, left_s, planned_s, *first, run_times, now_ms, turns, arrivals, is_settled, searches.fleet,
-        stops.find_stops(entries, now.view, turns, options), stops.restart_s,
+        stops.find_stops(entries, now.view, turns, options), stops.restart_s, running, rooms.count_members_per_node,
     )  # fmt: skip
     _use_played_starts(drawn, starts_s, holders, ends_s)
     gpus = {one.request_id: count_gpus(one) for one in (*begun, *requests)}

@@ -311,6 +311,13 @@ class QueueTree:
         except RequestError:
             return ""
 
+    def split_leaf(self, leaf: str) -> tuple[str, str]:
+        """Return the queue and the user of the requests that a leaf holds. The user is "" if the queue is the leaf."""
+        if leaf in self.row:
+            return leaf, ""
+        queue, _, user = leaf.rpartition("/")
+        return queue, user
+
     def _explain_unknown_queue(self, name: str) -> str:
         names = [node.name for node in self.list_leaves()]
         near = find_nearest_names(name, names, NAMED, 0.5) or [one for one in names if one.rpartition("/")[2] == name]

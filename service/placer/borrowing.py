@@ -74,7 +74,7 @@ class BorrowingPass:
         """
         jobs, tree, now_ms = self.fleet.jobs, self.facts.tree, self.options.now_ms
         job, leaf = jobs.names[row], jobs.leaf[row]
-        queue, user = (leaf, "") if leaf in tree.row else (leaf.rpartition("/")[0], leaf.rpartition("/")[2])
+        queue, user = tree.split_leaf(leaf)
         payer = make_recovery_payer(job, int(jobs.attempt[row]))
         request = structs.replace(missing, request_id=payer, queue=queue, user=user)
         if jobs.job_class[row]:

@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 
-from fleetcast.fleet.requests import Gang, PlacementRequest, TopologyConstraint
 from fleetcast.placement.actions.action import ActionCost, ActionKind, ActionReason, JobAction, make_recovery_payer
+from fleetcast.placement.machines.next_attempt import make_next_attempt
 from fleetcast.placement.machines.running_jobs import RunningJobs
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.queues.tree import ReclaimPolicy
@@ -21,19 +20,9 @@ def make_broken_gang(jobs: RunningJobs, row: int, view: ClusterView) -> BrokenGa
     """Return a running job as a gang to recover. Its new nodes have the GPU model and the pool of its present ones."""
     ranks = list_job_ranks(view, jobs.names[row])
     rows = {view.inventory.row[rank.node] for rank in ranks}
-    models, pools = ({int(kind[at]) for at in rows} for kind in (view.inventory.gpu_model, view.inventory.pool))
-    known, pool = (found.pop() if len(found) == 1 else -1 for found in (models, pools))
     members = int(jobs.members[row]) or len(ranks)
-    sizes = (int(jobs.gang_min[row]), int(jobs.gang_desired[row]), int(jobs.gang_step[row]))
-    request = PlacementRequest(
-        request_id=make_recovery_payer(jobs.names[row], int(jobs.attempt[row])),
-        job=jobs.names[row],
-        attempt=int(jobs.attempt[row]),
-        gang=Gang(*sizes) if 0 < sizes[0] < sizes[1] else members,
-        gpu_models=(view.inventory.gpu_models[known],) if known >= 0 else (),
-        pool=view.inventory.pools[pool] if pool >= 0 else "",
-        topology=msgspec.convert({"required": jobs.required_level[row] or None}, TopologyConstraint),
-    )
+    payer = make_recovery_payer(jobs.names[row], int(jobs.attempt[row]))
+    request = make_next_attempt(jobs, row, members, rows, view, payer)
     return BrokenGang(request, ranks, int(jobs.gpus_per_member[row]))
 
 

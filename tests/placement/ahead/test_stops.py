@@ -164,3 +164,31 @@ def test_a_request_for_which_jobs_will_stop_no_longer_counts_as_waiting_in_the_s
         "vision": True,
         "language/pretraining": True,
     }
+
+
+@pytest.mark.parametrize(("what", "hours"), [("", 3.0), ("gpu_model", 2.5), ("pool", 2.5), ("window", 24.0)])
+def test_the_next_attempt_of_a_stopped_job_is_a_request_like_any_other(what: str, hours: float) -> None:
+    """b3 leaves the last node to `owed`. The second node is free after 1.5 hours, the third after 3.
+
+    Then `borrows`, the next attempt of b3, which runs for 20 hours, and `middle` start in this order.
+    """
+    queues = "[queue.owed]\nguaranteed = {gpu = 8}\n[queue.middle]\nweight = 0.01\n[queue.borrows]\n"
+    window = '[[maintenance]]\nname = "w"\nnodes = ["n002"]\nfrom = 2027-01-15T00:00:00Z\nto = 2027-01-20T00:00:00Z\n'
+    tree, view = read_queues(queues + (window if what == "window" else "")), make_view()
+    if what in ("gpu_model", "pool"):
+        columns: dict[str, Any] = {what: np.array([1, 1, 0, 0], np.int16), f"{what}s": ("H100", "B200")}
+        view = replace(view, inventory=replace(view.inventory, **columns))
+    left_s = [(HOUR_S * left_h,) * len(RUN_LEVELS) for left_h in (90.0, 1.5, 3.0, 20.0)]
+    columns = {"gpus": [8] * 4, "started_ms": [NOW_MS - 4_000_000] * 4, "remaining_s": left_s}
+    jobs = make_running_jobs(JOBS, leaf=["middle", *["borrows"] * 3], **columns)
+    holds = {name: QueueHold(leaf, {"gpu": 8.0}) for name, leaf in zip(JOBS, jobs.leaf, strict=True)}
+    use = {"borrows": LeafUse({"gpu": 24.0}, 0.0), "middle": LeafUse({"gpu": 8.0}, 0.0)}
+    turns = TreeTurns(tree, use, view, EXACT, NOW_MS, None, holds)
+    stops = StopsAhead(None, STOP_S, {"owed": SentStop(0.0, frozenset({"b3"}))})
+    run_s = {"owed": 100 * HOUR_S}
+    queue, known = [make_entry(name) for name in ("owed", "middle", "borrows")], (1.0,) * len(RUN_LEVELS)
+    found = sample_timelines(
+        queue, view, jobs, EXACT, OPTIONS,
+        lambda asked: tuple(run_s.get(asked.request_id, HOUR_S) * one for one in known), turns=turns, stops=stops,
+    )  # fmt: skip
+    assert np.median(found.starts_s["middle"]) / HOUR_S == pytest.approx(hours, abs=0.1)
