@@ -118,10 +118,12 @@ class KubernetesExecutor:
         if job is None:
             return make_refusal("the cluster has no such Job")
         if job.mark and job.mark.action == order.action_id:
-            return await self._continue(job, job.mark, order.grace_s)
+            return await self._continue(job, job.mark, order)
         if job.is_stopped_by_us:
             return make_refusal("another action has stopped it")
         pods = await self._jobs.list_pods(job)
+        if order.kind == ActionKind.PREEMPT and not _list_active_pods(pods, order):
+            return ACCEPTED  # the attempt has ended by itself: nothing is left to do
         planners = {
             ActionKind.PREEMPT: self._plan_stop,
             ActionKind.REPLACE: self._plan_replacement,
@@ -139,7 +141,7 @@ class KubernetesExecutor:
             if error.status != CONFLICT or not tries:
                 raise
             return await self._begin(order, address, tries - 1)
-        return await self._continue(job, mark, order.grace_s)
+        return await self._continue(job, mark, order)
 
     async def _plan_stop(self, order: ActionOrder, job: StoppableJob, pods: Sequence[StoppablePod]) -> _Plan | str:
         """Return how to stop a Job, or why it must not be stopped. Raises SourceError or KubeRefused."""
@@ -207,10 +209,14 @@ class KubernetesExecutor:
         job = await self._jobs.read_job(address) if address else None
         if job is None or job.mark is None or job.mark.action != order.action_id:
             return ACCEPTED
-        return await self._continue(job, job.mark, order.grace_s)
+        return await self._continue(job, job.mark, order)
 
-    async def _continue(self, job: StoppableJob, mark: StopMark, grace_s: float) -> SendReply:
-        """Make the remaining steps of an action. Raises SourceError or KubeRefused."""
+    async def _continue(self, job: StoppableJob, mark: StopMark, order: ActionOrder) -> SendReply:
+        """Make the remaining steps of an action. Raises SourceError or KubeRefused.
+
+        If all pods of the mark are gone by themselves, another attempt is left untouched. The action is then accepted
+        as done, unless it is a replacement and the other attempt uses the nodes that it leaves.
+        """
         if mark.is_done or not (mark.only_pods or job.is_stopped_by_us):
             return ACCEPTED
         if mark.workload:
@@ -219,11 +225,12 @@ class KubernetesExecutor:
         present = await self._jobs.list_pods(job)
         pods = {pod.metadata.uid: pod for pod in present if pod.is_active}
         is_other = any(pod.spec.node_name for uid, pod in pods.items() if uid not in mark.pods.values())
+        left = {name: uid for name, uid in mark.pods.items() if uid in pods}
         if is_other and not mark.only_pods:
             await self._jobs.write_mark(job, mark, is_open=False)
-            return make_refusal("another attempt runs meanwhile")
-        left = {name: uid for name, uid in mark.pods.items() if uid in pods}
-        if job.ignores_disruptions and (why := await self._jobs.evict(job.metadata.namespace, left, grace_s)):
+            has_left = not left and not (mark.restarts and _list_active_pods(present, order))
+            return ACCEPTED if has_left else make_refusal("another attempt runs meanwhile")
+        if job.ignores_disruptions and (why := await self._jobs.evict(job.metadata.namespace, left, order.grace_s)):
             raise SourceError(f"some pods are not evicted yet: {why}")
         if not mark.only_pods:
             return await self._write_done(job, mark, {"suspend": True})
@@ -303,6 +310,12 @@ class KubernetesExecutor:
         address = parse_job_name(job, self._prefix)
         assert address is not None
         return address
+
+
+def _list_active_pods(pods: Sequence[StoppablePod], order: ActionOrder) -> list[StoppablePod]:
+    """Return the active pods on the nodes that an action names."""
+    named = {rank.node for rank in order.ranks}
+    return [pod for pod in pods if pod.is_active and pod.spec.node_name in named]
 
 
 def _explain_protection(job: StoppableJob, pods: Sequence[StoppablePod]) -> str:

@@ -144,10 +144,23 @@ def test_after_a_crash_the_pods_of_the_next_attempt_are_untouched(cluster: Stopp
     cluster.plane.until("no pods", lambda: not cluster.pods("train"))
     cluster.patch(f"{JOBS}/train", {"spec": {"suspend": False}})
     after = cluster.await_running("train")
-    reply = cluster.send(order)
-    assert (reply.outcome, reply.why) == (REFUSED, "another attempt runs meanwhile")
-    assert cluster.uids(cluster.pods("train")) == after
-    assert not cluster.job("train")["spec"]["suspend"]
+    for _ in range(2):
+        assert cluster.send(order).outcome is ACCEPTED, "the attempt of the action has ended"
+        assert cluster.uids(cluster.pods("train")) == after
+        assert not cluster.job("train")["spec"]["suspend"]
+        assert STOPPED not in cluster.job("train")["metadata"].get("labels", {})
+
+
+def test_a_stop_of_an_attempt_that_has_ended_by_itself_is_accepted(cluster: StoppedCluster) -> None:
+    cluster.run("train", pods=2)
+    order = cluster.order("train")
+    elsewhere = [name for name in NODES if name not in {rank.node for rank in order.ranks}][:1]
+    other = cluster.order("train", number=2, nodes=elsewhere)
+    assert cluster.send(other).outcome is ACCEPTED, "its next attempt runs on other nodes"
+    cluster.patch(f"{JOBS}/train", {"spec": {"suspend": True}})
+    cluster.plane.until("no pods", lambda: not cluster.pods("train"))
+    assert cluster.send(order).outcome is ACCEPTED
+    assert "fleetcast.io/stop-action" not in cluster.job("train")["metadata"].get("annotations", {})
 
 
 def test_after_a_crash_the_same_pods_are_evicted_by_the_next_executor(cluster: StoppedCluster) -> None:
