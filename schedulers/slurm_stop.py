@@ -17,13 +17,14 @@ _MARK = re.compile(
 )
 PENDING, REPLACE = "PENDING", "replace"
 NO_PAYER, REQUEST = "-", "request"  # in place of a Slurm job: no payer, and a payer outside Slurm
+GANG = "gang-"  # before the id of a running Slurm job that lost nodes
 
 
 class SlurmStop(NamedTuple):
     """A stop or a growth that has begun. since_s, until_s: Unix seconds.
 
-    nodes: those that a stop frees, or those that the job held before it grew. payer: the Slurm job or request that gets
-    the nodes.
+    nodes: those that a stop frees, or those that the job held before it grew. payer: the Slurm job, gang or request
+    that gets the nodes.
     """
 
     kind: str
@@ -42,8 +43,13 @@ class SlurmStop(NamedTuple):
 
     @property
     def slurm_payer(self) -> str:
-        """The id of the Slurm job that gets the nodes, or "" if there is none."""
-        return "" if self.payer == REQUEST else self.payer
+        """The id of the waiting Slurm job that gets the nodes, or "" if there is none."""
+        return "" if self.payer == REQUEST or self.gang else self.payer
+
+    @property
+    def gang(self) -> str:
+        """The id of the running Slurm job that gets the nodes in place of lost ones, or "" if there is none."""
+        return self.payer.removeprefix(GANG) if self.payer.startswith(GANG) else ""
 
 
 def parse_slurm_job(name: str, prefix: str) -> str:
@@ -106,11 +112,13 @@ def is_replaced(job: ControlledJob) -> bool:
 
 
 def may_release(stop: SlurmStop, jobs: Mapping[str, ControlledJob]) -> bool:
-    """Return whether a stopped job may compete for nodes again. A payer outside Slurm is not visible here.
+    """Return whether a stopped job may compete for nodes again.
+
+    It is not visible here when a payer outside Slurm, or a gang that goes on running, has the nodes.
 
     jobs: id → all jobs of Slurm.
     """
-    if stop.payer == REQUEST:
+    if stop.payer == REQUEST or stop.gang:
         return False
     payer = jobs.get(stop.payer)
     return payer is None or payer.state != PENDING

@@ -15,6 +15,7 @@ from fleetcast.fleet.errors import RequestError
 from fleetcast.fleet.requests import RankPlacement
 
 RECOVERY = "recovery of "  # begins the payer of actions that free nodes for a gang that lost some
+ATTEMPT = ", attempt "  # follows the job in such a payer
 DIGITS = 24  # hexadecimal, of an action's key
 AGENTS = "agents"  # the executor of a job whose own agent polls its actions
 
@@ -111,7 +112,16 @@ class JobAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 def make_recovery_payer(job: str, attempt: int) -> str:
     """Return the payer of actions that free nodes for a gang that lost some. No request can have this name."""
-    return f"{RECOVERY}{job}, attempt {attempt}"
+    return f"{RECOVERY}{job}{ATTEMPT}{attempt}"
+
+
+def parse_recovery_payer(payer: str) -> str:
+    """Return the job for which actions free nodes, or "" if the payer is a request.
+
+    >>> parse_recovery_payer(make_recovery_payer("4711", 2)), parse_recovery_payer("4711")
+    ('4711', '')
+    """
+    return payer.removeprefix(RECOVERY).rpartition(ATTEMPT)[0] if payer.startswith(RECOVERY) else ""
 
 
 def make_action_id(key: str, number: int) -> str:

@@ -15,10 +15,10 @@ from fleetcast.placement.ahead.sampled_future import Arrival, Future, PayerStop,
 from fleetcast.placement.ahead.stops import PlannedStop
 from fleetcast.placement.machines.fit import get_widest_level
 from fleetcast.placement.machines.gang_room import Fleet, GangAsk, Slot
-from fleetcast.placement.machines.next_attempt import make_next_attempt
 from fleetcast.placement.machines.running_jobs import NO_RUNNING_JOBS, RunningJobs
 from fleetcast.placement.machines.slots import WHOLE, list_held_parts
 from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.plan.next_attempt import make_next_attempt
 from fleetcast.placement.plan.queue import WaitingEntry
 from fleetcast.placement.plan.timeline import RunTimeQuantiles
 from fleetcast.placement.plan.turns import QueueTurns, SortKeys

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from fleetcast.placement.actions.action import ActionCost, ActionKind, ActionReason, JobAction, make_recovery_payer
-from fleetcast.placement.machines.next_attempt import make_next_attempt
 from fleetcast.placement.machines.running_jobs import RunningJobs
 from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.plan.next_attempt import make_next_attempt
 from fleetcast.placement.queues.tree import ReclaimPolicy
 from fleetcast.placement.recovery.replacement import BrokenGang, GangRecovery
 from fleetcast.placement.recovery.steps import RecoveryStep, RecoveryTimes

@@ -17,7 +17,7 @@ its healthy nodes are reserved until it runs there.
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -28,9 +28,10 @@ from fleetcast.fleet.clock import Clock, SystemClock
 from fleetcast.fleet.errors import ConfigError, RecordError, SourceError
 from fleetcast.ingest.preemptible import LABEL, find_in_comment, parse_preemptible
 from fleetcast.ingest.slurm.jobs import expand_node_list
-from fleetcast.placement.actions.action import ActionKind
+from fleetcast.placement.actions.action import ActionKind, parse_recovery_payer
 from fleetcast.schedulers.executor import ACCEPTED, ActionOrder, SendOutcome, SendReply, make_refusal
 from fleetcast.schedulers.slurm_stop import (
+    GANG,
     PENDING,
     REQUEST,
     SlurmStop,
@@ -84,6 +85,7 @@ class SlurmExecutor:
         self._own_preemption = ""
         self._config_s = -math.inf  # when PreemptType was read
         self._unheld: set[str] = set()  # actions whose nodes Slurm did not reserve
+        self._gangs_ms: dict[str, float] = {}  # job that lost nodes → steady ms until which others are reserved for it
 
     def explain_inability(self, kind: str, job: str) -> str:
         if not parse_slurm_job(job, self._prefix):
@@ -160,7 +162,6 @@ class SlurmExecutor:
     async def _mark(self, order: ActionOrder, job: ControlledJob, nodes: Sequence[str]) -> SlurmStop:
         """Write the mark of an action, and return it. nodes: those of the mark."""
         now_s = self._clock.now_ms() // 1000
-        payer = parse_slurm_job(order.payer, self._prefix) or (REQUEST if order.payer.strip() else "")
         stop = SlurmStop(
             kind=order.kind,
             action=order.action_id,
@@ -169,18 +170,27 @@ class SlurmExecutor:
             grace_s=math.ceil(order.grace_s),
             until_s=max(now_s, order.by_ms // 1000),
             nodes=tuple(nodes),
-            payer=payer if order.kind not in (ActionKind.REPLACE, ActionKind.GROW) else "",
+            payer=self._name_payer(order) if order.kind not in (ActionKind.REPLACE, ActionKind.GROW) else "",
         )
         self._measure_rest_s(stop)
         await self._slurm.change_job(job.id, admin_comment=add_stop(remove_stop(job.admin_comment), stop))
         return stop
 
+    def _name_payer(self, order: ActionOrder) -> str:
+        """Return the payer of an action as a mark names it."""
+        if gang := parse_slurm_job(parse_recovery_payer(order.payer), self._prefix):
+            return GANG + gang
+        return parse_slurm_job(order.payer, self._prefix) or (REQUEST if order.payer.strip() else "")
+
     async def _mark_and_signal(self, order: ActionOrder, job: ControlledJob, freed: Sequence[str]) -> None:
         stop = await self._mark(order, job, freed)
         if stop.slurm_payer:
             await self._hold_nodes(stop, await self._slurm.find_job(stop.slurm_payer), await self._slurm.list_holds())
-        elif order.kind == ActionKind.REPLACE and order.places and job.user:
-            await self._hold_shape(order, job, stop)
+        elif stop.gang:
+            await self._hold_for_gang(await self._slurm.find_job(stop.gang), stop.nodes, stop)
+        elif order.kind == ActionKind.REPLACE and order.places:
+            nodes = {*_list_nodes(job), *(place.node for place in order.places)}.difference(stop.nodes)
+            await self._hold_for_gang(job, nodes, stop)
         if order.grace_s > 0:
             try:
                 await self._slurm.signal_job(job.id, self._signal, is_batch=job.is_batch)
@@ -263,17 +273,25 @@ class SlurmExecutor:
             logger.warning("nodes %s are not reserved for job %s: %s", ",".join(stop.nodes), payer.id, error)
             self._unheld.add(stop.action)
 
-    async def _hold_shape(self, order: ActionOrder, job: ControlledJob, stop: SlurmStop) -> None:
-        """Reserve a job's new and healthy nodes for its restart. Without the reservation Slurm's order decides."""
-        nodes = {*_list_nodes(job), *(place.node for place in order.places)}.difference(stop.nodes)
+    async def _hold_for_gang(self, gang: ControlledJob | None, nodes: Collection[str], stop: SlurmStop) -> None:
+        """Reserve nodes for a job that lost some: for its restart, or while other jobs leave them.
+
+        Without the reservation Slurm's order decides.
+        """
+        if gang is None or not gang.user:
+            return
         grace_s, time_s = self._measure_rest_s(stop)
         minutes = max(1, math.ceil(min(time_s, grace_s + HOLD_S) / 60))
-        hold = NodeHold(job.id, job.user, sorted(nodes), minutes)
+        hold = NodeHold(gang.id, gang.user, sorted(nodes), minutes)
         try:
-            if hold.name not in await self._slurm.list_holds():
+            holds = await self._slurm.list_holds()
+            if hold.name not in holds:
                 await self._slurm.hold_nodes(hold)
+                self._gangs_ms[gang.id] = self._clock.steady_ms() + 60_000.0 * minutes
+            elif new := {*nodes}.difference(held := _expand(holds[hold.name])):
+                await self._slurm.change_held_nodes(hold.name, sorted({*held, *new}))
         except SlurmRefused as error:
-            logger.warning("nodes %s are not reserved for job %s: %s", ",".join(hold.nodes), job.id, error)
+            logger.warning("nodes %s are not reserved for job %s: %s", ",".join(hold.nodes), gang.id, error)
 
     async def _end_stops(
         self, jobs: Mapping[str, ControlledJob], open_actions: set[str], holds: Mapping[str, str]
@@ -318,9 +336,13 @@ class SlurmExecutor:
             is_using = job.reservation == PREFIX + job.id
             if is_using and (job.state != PENDING or job.reservation not in holds):
                 await self._slurm.set_reservation(job.id, "")
-        for name in holds:
+        stops = [stop for job in jobs.values() if (stop := parse_stop(job.admin_comment)) is not None]
+        gangs = {stop.gang for stop in stops if self._measure_rest_s(stop)[1] > 0}
+        gangs |= {gang for gang, end_ms in self._gangs_ms.items() if self._clock.steady_ms() < end_ms}
+        for name, nodes in holds.items():
             payer = jobs.get(name.removeprefix(PREFIX))
-            if payer is None or (payer.state != PENDING and not is_replaced(payer)):
+            waits = payer is not None and (payer.state == PENDING or is_replaced(payer))
+            if payer is None or not (waits or (payer.id in gangs and not _has_nodes(payer, nodes))):
                 await self._slurm.delete_hold(name)
 
 
@@ -398,6 +420,11 @@ def _list_freed_nodes(order: ActionOrder, nodes: Sequence[str]) -> list[str]:
         return list(nodes)
     affected = {rank.node for rank in order.ranks}
     return [name for name in nodes if name in affected]
+
+
+def _has_nodes(job: ControlledJob, nodes: str) -> bool:
+    """Return whether a job holds all nodes of one of Slurm's lists."""
+    return {*_expand(nodes)} <= {*_list_nodes(job)}
 
 
 def _list_nodes(job: ControlledJob) -> tuple[str, ...]:

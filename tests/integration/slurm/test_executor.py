@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from fleetcast.fleet.requests import RankPlacement
-from fleetcast.placement.actions.action import ActionKind
+from fleetcast.placement.actions.action import ActionKind, make_recovery_payer
 from fleetcast.schedulers.executor import SendOutcome
 from fleetcast.service.adapter_records import AdapterRecords
 from fleetcast.service.config import AdapterConfig, AdaptersConfig
@@ -229,6 +229,24 @@ def test_the_new_and_the_healthy_nodes_are_reserved_while_a_gang_restarts(acting
     rival = slurm.submit("sleep 600", *GANG, "-N1", "--nodelist=n3")
     acting.run(lambda: state(slurm, job) == "RUNNING" and not holds(slurm), limit_s=240)
     assert shown(slurm, job, "NodeList") in ("n1,n3", "n[1,3]")
+    assert state(slurm, rival) == "PENDING"
+
+
+def test_the_node_that_a_job_leaves_is_reserved_for_the_gang_that_replaces_one(acting: ActingPlacer) -> None:
+    slurm = acting.slurm
+    gang = start(slurm, "sleep 600", "-N2", "--nodelist=n1,n2", "--requeue")
+    victim = start(slurm, "sleep 600", "-N1", "--nodelist=n3", "--requeue")
+    rival = slurm.submit("sleep 600", *GANG, "-N1", "--nodelist=n3")
+    stop = acting.open_action(victim, "n3", payer=make_recovery_payer(gang, 1), grace_s=0.0)
+    acting.run(lambda: state(slurm, victim) == "PENDING" and holds(slurm) == [f"fleetcast-{gang}"])
+    ended_s = time.monotonic()
+    acting.run(lambda: time.monotonic() > ended_s + 15)
+    assert (state(slurm, rival), acting.state(stop)[0]) == ("PENDING", "accepted")
+    places = (RankPlacement(0, "n3", tuple(range(GPUS))),)
+    acting.open_action(gang, "n2", kind="replace", payer="", grace_s=0.0, places=places)
+    acting.run(lambda: shown(slurm, gang, "ExcNodeList") == "n2" and is_unmarked(slurm, gang))
+    acting.run(lambda: state(slurm, gang) == "RUNNING" and not holds(slurm), limit_s=240)
+    assert shown(slurm, gang, "NodeList") in ("n1,n3", "n[1,3]")
     assert state(slurm, rival) == "PENDING"
 
 
