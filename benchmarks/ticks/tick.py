@@ -4,6 +4,7 @@
     … 40 % of the nodes silent   the same, after 40 % of the nodes stopped answering
     … a job on each node         as many jobs as nodes
     … a job on each GPU          eight times as many jobs
+    … 25 of them replaced        the same, where 25 jobs end and 25 others start before each tick
 
 The garbage collector has the service's settings.
 """
@@ -21,7 +22,7 @@ from fleetcast.benchmarks.kit.case import fits_memory, measure
 from fleetcast.benchmarks.kit.collector import configure_garbage_collector
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.entities import Entities
-from fleetcast.fleet.events import JobEvent, Started, Submitted
+from fleetcast.fleet.events import Finished, JobEvent, Started, Submitted
 from fleetcast.fleet.metrics import METRICS
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.samples import EntityKind, SampleBatch
@@ -37,6 +38,7 @@ SCRAPES = 4
 BYTES_PER_GPU = 120_000
 GANGS = (1, 1, 1, 2, 4, 8)  # nodes
 SILENT_SHARE = 0.4
+REPLACED_JOBS = 25
 SILENT_SCRAPES = 12  # until silence counts
 USUAL = {
     "power_w": 560.0,
@@ -67,7 +69,8 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
                 if case == SILENT:
                     fleet.silence_nodes(SILENT_SHARE)
                 with configure_garbage_collector():
-                    yield measure("tick", case, {"gpus": gpus}, fleet.run_tick, "ms")
+                    work = fleet.replace_jobs_and_tick if case == REPLACED else fleet.run_tick
+                    yield measure("tick", case, {"gpus": gpus}, work, "ms")
 
 
 class BusyFleet:
@@ -88,6 +91,7 @@ class BusyFleet:
         self._rows = {kind: add_entities(entities, kind, self.nodes) for kind in (EntityKind.GPU, EntityKind.PORT)}
         self.pipeline.apply_batch(Batch(events=tuple((jobs or make_gang_events)(self.nodes, T0))))
         self._may_flag = False
+        self._replaced = 0
         for _ in range(SCRAPES):
             self.ingest_scrape()
 
@@ -110,6 +114,18 @@ class BusyFleet:
         board = self.reader.latest()
         assert board is not None
         assert board.array("node.flagged").sum() == silent // GPUS_PER_NODE, "the silent nodes are not flagged"
+
+    def replace_jobs_and_tick(self) -> int:
+        """End some jobs and start others in their places, then run one tick. Returns the result of `run_tick`."""
+        now_ms, events = self.clock.now_ms(), list[JobEvent]()
+        for attempt in self.pipeline.state.jobs.list_running()[:REPLACED_JOBS]:  # the ones that started first
+            self._replaced += 1
+            job, gpus = f"later{self._replaced}", attempt.gpus
+            events.append(Finished(job=attempt.job, sequence=2, time_ms=now_ms))
+            events.append(Submitted(job=job, sequence=0, time_ms=now_ms, gang=1, gpus_per_node=gpus))
+            events.append(Started(job=job, sequence=1, time_ms=now_ms, ranks=attempt.ranks))
+        self.pipeline.apply_batch(Batch(events=tuple(events)))
+        return self.run_tick()
 
     def run_tick(self) -> int:
         """Run one tick. Returns the number of nodes on the published board."""
@@ -195,9 +211,11 @@ def _make_single_member_events(nodes: int, now_ms: int, places: Sequence[tuple[i
 
 
 SILENT = "extract, score, publish; 40 % of the nodes silent"
+REPLACED = "extract, score, publish; a job on each GPU, 25 of them replaced"
 CASES: dict[str, Callable[[int, int], Iterator[JobEvent]]] = {
     "extract, score, publish": make_gang_events,
     SILENT: make_gang_events,
     "extract, score, publish; a job on each node": make_node_job_events,
     "extract, score, publish; a job on each GPU": make_gpu_job_events,
+    REPLACED: make_gpu_job_events,
 }

@@ -209,18 +209,24 @@ def _encode_running_rows(tick: Tick) -> list[msgspec.Raw]:
 
     A row is encoded again only if the attempt or the GPUs that it holds have changed.
     """
-    keys = ((attempt.job, attempt.attempt) for attempt in tick.events.running)
-    held = tick.memory.get_or_make(
-        "held of attempts", (tick.held_by_node,), lambda: dict(zip(keys, tick.held_by_node, strict=True))
-    )
+    held = tick.memory.get_or_make("held of attempts", (tick.held_by_node,), lambda: _index_held_gpus(tick))
+    differ: dict[tuple[str, int], object] = {key: object() for key in tick.sizes.keys() | tick.displaced}
 
     def render_row(attempt: JobAttempt) -> msgspec.Raw:
         key = attempt.job, attempt.attempt
         row = structs.replace(make_running_row(attempt, held[key]), displaced=key in tick.displaced)
         return msgspec.Raw(encode(_set_gpu_counts(tick, [row])[0]))
 
-    rows: list[msgspec.Raw] = tick.memory.get_row_cache("running").get_rows(tick.events.running, render_row, (held,))
+    rows: list[msgspec.Raw] = tick.memory.get_row_cache("running").get_rows(
+        tick.events.running, render_row, beside={**held, **differ} if differ else held
+    )
     return rows
+
+
+def _index_held_gpus(tick: Tick) -> dict[tuple[str, int], dict[str, int]]:
+    """Return attempt → the GPUs that it holds by node, the same object as before if they are the same."""
+    held = dict(zip(tick.events.placements.keys, tick.held_by_node, strict=True))
+    return tick.memory.share_equal_values("held of attempts", held)
 
 
 def make_queued_job(attempt: JobAttempt) -> QueuedJob:
@@ -259,7 +265,7 @@ def make_job_rows(tick: Tick) -> list[JobRow]:
     def make_row(attempt: JobAttempt) -> JobRow:
         return _set_gpu_counts(tick, [documents.make_job_row(attempt, tick.now_ms, {}, slow=False)])[0]
 
-    rows: list[JobRow] = tick.memory.get_row_cache("jobs").get_rows(attempts, make_row, (tick.occupancy,))
+    rows: list[JobRow] = tick.memory.get_row_cache("jobs").get_rows(attempts, make_row, beside=tick.sizes)
     for row in rows:
         row.slow = row.job in slow
     places, now_ms = tick.events.placements, tick.now_ms

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar, cast
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.service.pipeline.occupancy import OccupancyCache
 
+K = TypeVar("K")
 T = TypeVar("T")
 NOTHING_BESIDE: Mapping[tuple[str, int], object] = {}
 
@@ -61,6 +62,7 @@ class TickCache:
     def __init__(self) -> None:
         self.occupancy = OccupancyCache()
         self._rows: dict[str, AttemptRows[Any]] = {}
+        self._shared: dict[str, object] = {}
         self._made: dict[str, tuple[tuple[object, ...], object]] = {}
 
     def get_or_make(self, name: str, of: tuple[object, ...], make: Callable[[], T]) -> T:
@@ -73,6 +75,19 @@ class TickCache:
         if before is None or not _are_same(before[0], of):
             before = self._made[name] = (of, make())
         return cast(T, before[1])
+
+    def share_equal_values(self, name: str, rows: dict[K, dict[str, int]]) -> dict[K, dict[str, int]]:
+        """Put the object of the last call in place of each value that equals it, in the same order. Returns `rows`.
+
+        So a value is the same object until it changes. name: as in `get_or_make`.
+        """
+        before = cast(dict[K, dict[str, int]], self._shared.get(name, {}))
+        for key, value in rows.items():
+            known = before.get(key)
+            if known is not None and known == value and list(known) == list(value):
+                rows[key] = known
+        self._shared[name] = rows
+        return rows
 
     def get_row_cache(self, name: str) -> AttemptRows[Any]:
         """Return the row cache of one caller. `name` identifies the caller."""

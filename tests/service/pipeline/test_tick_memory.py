@@ -117,6 +117,7 @@ def played(ticks) -> Iterator[tuple[Tick, Tick]]:
     """Yield each tick of a history twice: with what the ticks before it remember, and without any memory."""
     table, memory, placements = JobTable(), TickCache(), RunningPlaces(())
     copies: dict[tuple[str, int], JobAttempt] = {}
+    views: list[JobAttempt] = []
     forecasts = {left_s: issued(left_s) for left_s in (600.0, 900.0)}
     for sequence, (kind, job, nodes, topology, is_slow, left_s) in enumerate(ticks):
         now_ms = T0 + 15_000 * sequence
@@ -125,7 +126,9 @@ def played(ticks) -> Iterator[tuple[Tick, Tick]]:
             copies = {key: row for key, row in copies.items() if row.job != job}
         for row in table.attempts.values():
             copies.setdefault((row.job, row.attempt), row.copy())
-        views = [copies[row.job, row.attempt] for row in table.list_running()]
+        views_before, views = views, [copies[row.job, row.attempt] for row in table.list_running()]
+        if list(map(id, views)) == list(map(id, views_before)):
+            views = views_before  # as `FleetState.copy_events` does
         placements = RunningPlaces.from_running(views, placements)
         fleet = ScoredFleet(RISK, {"x": {"slow": is_slow, "cause": "unknown", "culprit": NOBODY}})
         queued = [copies[row.job, row.attempt] for row in table.list_queued()]
@@ -196,3 +199,13 @@ def test_the_rows_of_jobs_follow_the_clock_though_nothing_was_received() -> None
         (row,) = make_job_rows(replace(tick, events=events, run_times={("x", 1): issued(600.0)}, memory=memory))
         assert row.remaining_s is not None
         assert row.remaining_s.p50 == left_s
+
+
+def test_a_value_is_the_same_object_until_it_changes() -> None:
+    memory = TickCache()
+    first = memory.share_equal_values("held", {"x": {"a": 1}, "y": {"a": 2}, "w": {"a": 1, "b": 1}})
+    again = memory.share_equal_values("held", {"y": {"a": 3}, "x": {"a": 1}, "z": {"a": 1}, "w": {"b": 1, "a": 1}})
+    assert again == {"y": {"a": 3}, "x": {"a": 1}, "z": {"a": 1}, "w": {"a": 1, "b": 1}}
+    assert list(again["w"]) == ["b", "a"]
+    assert again["x"] is first["x"]
+    assert again["z"] is not first["x"]
