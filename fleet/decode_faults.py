@@ -340,8 +340,6 @@ def _has_same_form(kind: inspect.Type, value: Any) -> bool:
             return any(type(one) is type(value) for one in values)
         case inspect.EnumType(cls=cls):
             return any(type(one.value) is type(value) for one in cls)
-        case inspect.IntType() if isinstance(value, float):
-            return value.is_integer()
         case inspect.DateTimeType() | inspect.DateType():
             return isinstance(value, str) or hasattr(value, "isoformat")
     forms = _PYTHON.get(type(kind))

@@ -189,14 +189,14 @@ class Access:
         caller = self._authenticate(headers, names)
         if caller.queues and by_queue:
             return caller
-        if caller.queues:
-            raise _make_queue_refusal(caller, scope)
         if not caller.has_scope(scope):
             has = ", ".join(sorted(caller.scopes))
             what = "certificate" if caller.by_certificate else "token"
             detail = f"this needs a {what} with the scope {scope}; that of {caller.name} has {has}"
             challenge = f'{CHALLENGE}, error="insufficient_scope", scope="{scope}"'
             raise Refusal("scope", 403, "forbidden", detail, challenge)
+        if caller.queues:
+            raise _make_queue_refusal(caller, scope)
         return caller
 
     def refuse_other_sites(self, method: str, headers: Headers) -> None:
@@ -251,7 +251,7 @@ def _make_queue_refusal(caller: Caller, scope: Scope | None) -> Refusal:
     """Return the refusal for a caller that is bound to queues and requests data of other queues."""
     detail = (
         f"{caller.name} reads of {', '.join(caller.queues)} alone, and this answer covers more: "
-        "ask for /v1/queues, /v1/queue, /v1/charges, /v1/placements, /v1/actions, /v1/jobs or /v1/audit"
+        "ask for /v1/queues, /v1/queue, /v1/charges, /v1/placements, /v1/actions, /v1/plan, /v1/jobs or /v1/audit"
     )
     challenge = f'{CHALLENGE}, error="insufficient_scope", scope="{scope or Scope.READ}"'
     return Refusal("scope", 403, "forbidden", detail, challenge)

@@ -37,6 +37,7 @@ KEYS = st.sampled_from(sorted({
 @pytest.mark.parametrize(
     ("kind", "document", "sentence"),
     [
+        (PlacementRequest, {"gang": {"min": 2.0}, "request_id": "a"}, "gang.min: is 2.0, must be a whole number"),
         (PlacementRequest, {"gang": {"min": "x"}, "request_id": "a"}, "gang.min: is 'x', must be a whole number"),
         (PlacementRequest, {"request_id": "a", "gangs": 1}, "gangs: no such key; did you mean gang?"),
         (PlacementRequest, {}, "request_id: is missing, must be text"),
