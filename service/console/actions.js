@@ -8,6 +8,7 @@ const SHOWN = 8;
 const SECONDS_PER_HOUR = 3600;
 const VERBS = { place: "places", shrink: "shrinks", grow: "grows", preempt: "stops", move: "moves", replace: "replaces nodes of" };
 const HAPPENED = { place: "placed", shrink: "shrank", grow: "grew", preempt: "stopped", move: "moved", replace: "replaced nodes of" };
+const FAILED = { place: "did not place", shrink: "did not shrink", grow: "did not grow", preempt: "did not stop", move: "did not move", replace: "did not replace nodes of" };
 const RECOVERY = "recovery of "; // begins a payer that is no request but a gang which lost nodes
 const OPEN = new Set(["proposed", "sent", "accepted"]);
 const ORDER = ["accepted", "sent", "proposed"];
@@ -44,7 +45,7 @@ function reasonOf(row) {
 
 /** What an action does, or did, to its job. */
 function deedOf(row) {
-  const verbs = text(row.state) === "seen" || text(row.state) === "late" ? HAPPENED : VERBS;
+  const verbs = isOpen(row) ? VERBS : text(row.state) === "seen" || text(row.state) === "late" ? HAPPENED : FAILED;
   return `${verbs[text(row.kind)] ?? text(row.kind)} `;
 }
 

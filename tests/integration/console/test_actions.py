@@ -42,6 +42,7 @@ def test_the_panel_shows_open_actions_first_then_the_latest(open_console: Opener
     expect(shown.nth(2)).to_contain_text("advice only")
     expect(shown.nth(4)).to_contain_text("16 GPUs, saves 21 GPU-hours")
     expect(shown.nth(3)).to_contain_text("replaced nodes of")
+    expect(shown.nth(5)).to_contain_text("did not stop")
     expect(console.page.locator("#actions-sub")).to_have_text("3 open, 4 ended lately")
     first.get_by_role("button", name=row["job"]).click()
     expect(console.page.locator("#drawer h2")).to_have_text(row["job"])
