@@ -11,7 +11,7 @@ from fleetcast.placement.plan.queue import Wait, WaitingEntry
 from fleetcast.placement.plan.turns import QueueTurns, TreeTurns
 from fleetcast.placement.queues.closed import format_date
 from fleetcast.placement.queues.standing import LENDERS
-from fleetcast.placement.queues.tree import LeafOrder, Window, format_some_names
+from fleetcast.placement.queues.tree import ANY, LeafOrder, Window, format_some_names
 from fleetcast.service.answers.queues import WhyCode, WhyStep, WhyWaiting
 from fleetcast.service.placer.queue_rows import NOT_LOOKED_AT, StartNotes
 
@@ -142,6 +142,9 @@ def _describe_limits(request: PlacementRequest, leaf: str, turns: TreeTurns) -> 
     allowed = turns.limit_to_quota(request)
     if isinstance(allowed, str):
         amounts = turns.standing.compute_amounts(request, request.members.min)
+        gpus, of_queues = amounts.get(ANY, 0.0), turns.standing.capacity.get(ANY, 0.0)
+        if gpus > of_queues:
+            found.append(WhyStep("room", f"needs {gpus:g} GPUs, and all queues share {of_queues:g} now"))
         lent_out = turns.standing.find_refusing_queue(leaf, amounts) == LENDERS
         found.insert(0, WhyStep("lent_out" if lent_out else "limit", allowed))
     return found

@@ -115,6 +115,19 @@ def test_the_jobs_that_must_end_are_named_with_when(tmp_path: Path) -> None:
     world.close()
 
 
+def test_a_request_for_more_gpus_than_the_queues_have_says_so(tmp_path: Path) -> None:
+    world = QueueWorld(tmp_path, "[queue.a]\nguaranteed = {gpu = 64}\n[queue.b]\nguaranteed = {gpu = 64}\n")
+    world.board.publish()
+    world.wait("most", "b", gang=16)
+    world.wait("more", "a", gang=17)
+    world.pass_()
+    assert ladder(world, "more")["room"] == "needs 136 GPUs, and all queues share 128 now"
+    world.wait("all", "a", gang=16)
+    world.pass_()
+    assert "share 128" not in ladder(world, "all").get("room", "")
+    world.close()
+
+
 def test_what_a_queue_above_holds_is_told_to_nobody_who_is_bound_below(tmp_path: Path) -> None:
     world = QueueWorld(tmp_path, '[queue.c]\nlimit = {gpu = 16}\n[queue."c/x"]\nlimit = {gpu = 8}\n[queue."c/y"]\n')
     world.board.publish()
