@@ -4,12 +4,14 @@
 
 `8 jobs stop for the head`: the pass searches once, for the head of the queue. `8 requests wait for their jobs`: jobs
 already stop for eight requests, so the pass first tries these requests on the GPUs that are promised to them. `8
-requests look for other jobs`: those jobs did not stop, so the pass also searches eight times for others. The peer is
-the same pass without reclaim. In the last two cases it has no such requests. Passes of both kinds alternate. The
-ratio is the median of the pairs, by CPU time.
+requests look for other jobs`: those jobs did not stop, so the pass would search eight times for others. While actions
+are paused it sends none of them, and searches only for the head. If each set exceeds a bound of the policy, it
+searches for all eight and for the head. The peer is the same pass without reclaim. In all but the first case it has no
+such requests. Passes of both kinds alternate. The ratio is the median of the pairs, by CPU time.
 """
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +24,11 @@ from fleetcast.benchmarks.answers.queue import NOW_MS, WAITING, make_queue_tree,
 from fleetcast.benchmarks.kit.case import make_record
 from fleetcast.benchmarks.kit.victim_scenes import EACH, fill_with_whole_nodes, make_view
 from fleetcast.fleet.requests import PlacementRequest, TopologyConstraint
+from fleetcast.placement.actions.breaker import BreakerCapacity, BreakerLimits
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.running_jobs import NOT_SAID, PROTECTED, RunningJobs, make_running_jobs
 from fleetcast.placement.machines.view import ClusterView, ViewMemo
-from fleetcast.placement.plan.promised import PromisedGpus, Promises, make_hold_name
+from fleetcast.placement.plan.promised import PromisedGpus, Promises, SendingBounds, make_hold_name
 from fleetcast.placement.plan.queue import Plan, WaitingEntry, plan
 from fleetcast.placement.plan.reclaiming import ReclaimInput
 from fleetcast.placement.plan.timeline import RunTimeQuantiles
@@ -67,10 +70,16 @@ class PassScene:
         state = view, self.jobs, run_times, Options(now_ms=NOW_MS)
         return plan(self.waiting[first:], *state, turns, reclaim=facts, promises=promises)
 
-    def make_facts(self, promises: Promises) -> ReclaimInput:
-        """Return the facts by which the pass names the jobs to stop. Nothing is sent, so it may search often."""
+    def make_facts(self, promises: Promises, is_paused: bool = True) -> ReclaimInput:
+        """Return the facts by which the pass names the jobs to stop.
+
+        Nothing is sent: actions are paused, or otherwise any lost work exceeds the bound of the policy.
+        """
         leaving = {job: 1.0 for promised in promises.values() for job in promised.stopping}
-        return ReclaimInput(ReclaimPolicy("advise"), self.tree, self.jobs, leaving=leaving)
+        policy, gpus = ReclaimPolicy("act", gpu_h_per_h=math.inf if is_paused else 0.0), float(self.view.usable.sum())
+        stopped = "actions are paused" if is_paused else ""
+        bounds = SendingBounds(policy, BreakerCapacity(gpus, {"": gpus}), BreakerLimits(1.0, 1.0), stopped)
+        return ReclaimInput(policy, self.tree, self.jobs, leaving=leaving, bounds=bounds)
 
     def make_promises(self, is_short: bool) -> Promises:
         """Return the promises to the first requests. The jobs of one rack stop for each. is_short: one did not."""
@@ -126,20 +135,24 @@ def _make_entitled(number: int) -> PlacementRequest:
 
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
-    """Yield three records for each number of nodes."""
+    """Yield four records for each number of nodes."""
     for nodes in sizes:
         scene = make_pass_scene(nodes)
         found = scene.run_pass(scene.make_facts({}), {}).proposal
         assert found is not None
         assert found.victims is not None, found.sentence
         yield _measure_pairs(f"{len(found.victims.chosen.jobs)} jobs stop for the head", scene, {}, first=0)
-        for case, is_short in (("wait for their jobs", False), ("look for other jobs", True)):
-            yield _measure_pairs(f"{RECLAIMS} requests {case}", scene, scene.make_promises(is_short), first=RECLAIMS)
+        yield _measure_pairs(f"{RECLAIMS} requests wait for their jobs", scene, scene.make_promises(False), RECLAIMS)
+        short, case = scene.make_promises(True), f"{RECLAIMS} requests look for other jobs"
+        yield _measure_pairs(f"{case}, and actions are paused", scene, short, RECLAIMS)
+        yield _measure_pairs(f"{case}, and each set exceeds a bound", scene, short, RECLAIMS, is_paused=False)
 
 
-def _measure_pairs(case: str, scene: PassScene, promises: Promises, first: int) -> dict[str, Any]:
+def _measure_pairs(
+    case: str, scene: PassScene, promises: Promises, first: int, is_paused: bool = True
+) -> dict[str, Any]:
     """Return the record of passes with reclaim, and without it over the requests from number `first` on."""
-    facts = scene.make_facts(promises)
+    facts = scene.make_facts(promises, is_paused)
     found = scene.run_pass(facts, promises)
     assert found.proposal is not None, f"{case}: the pass searched for nothing"
     pairs = [

@@ -43,8 +43,7 @@ class RunningMembers:
 
         A job that shares GPUs, or whose GPUs on a node are no whole number of members, has no members here.
         """
-        at = {name: row for row, name in enumerate(jobs.names)}
-        table_row = np.array([at.get(name, -1) for name in view.jobs], np.int64)
+        table_row = jobs.find_rows(view.jobs)
         elastic = wanted & (jobs.gang_desired > jobs.gang_min) & (jobs.gang_min > 0) & (jobs.gpus_per_member > 0)
         may = np.append(elastic, False)[table_row]
         may[view.parts.job] = False

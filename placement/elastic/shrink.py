@@ -165,22 +165,24 @@ def _search(
     kinds = np.append(eligibility, 0)[rows[len(view.jobs) :]]
     outranked = frozenset(name for name, kind in zip(names, kinds.tolist(), strict=True) if kind in OUTRANKED)
     owners = members.job[alone].tolist()
-    holds = _add_member_holds(queues.holds, [view.jobs[at] for at in owners], names, share.tolist())
+    holds = _make_member_holds(queues.holds, [view.jobs[at] for at in owners], names, share.tolist())
     split_queues = replace(queues, holds=holds, outranked=outranked, restarts=False)
     found = find_fair_victims(request, split, cost, options, split_queues, host)
     return found if isinstance(found, ChosenVictims) else None
 
 
-def _add_member_holds(
+def _make_member_holds(
     holds: Mapping[str, QueueHold], owners: list[str], names: list[str], share: list[float]
 ) -> dict[str, QueueHold]:
-    """Return the holds, with one for each member. A member without a hold of its job has none."""
-    found = dict(holds)
-    for owner, name, part in zip(owners, names, share, strict=True):
-        if owner in holds:
-            whole = holds[owner]
-            found[name] = QueueHold(whole.leaf, {key: amount * part for key, amount in whole.amounts.items()})
-    return found
+    """Return the hold of each member. All members of a job hold alike. A member without a hold of its job has none."""
+    part_of = dict(zip(owners, share, strict=True))
+    each = {owner: split_hold(holds[owner], part) for owner, part in part_of.items() if owner in holds}
+    return {name: each[owner] for owner, name in zip(owners, names, strict=True) if owner in each}
+
+
+def split_hold(hold: QueueHold, share: float) -> QueueHold:
+    """Return this share of a hold."""
+    return QueueHold(hold.leaf, {resource: amount * share for resource, amount in hold.amounts.items()})
 
 
 def _limit_to_surplus(gone: Mask, members: RunningMembers, surplus: Ints) -> Mask:
@@ -226,8 +228,7 @@ def _find_unfair_leaf(
     for job in np.flatnonzero(taken).tolist():
         row, name = int(members.table_row[job]), view.jobs[job]
         if name in queues.holds:
-            whole, share = queues.holds[name], float(taken[job]) / max(1, int(jobs.gpus[row]))
-            hold = QueueHold(whole.leaf, {key: amount * share for key, amount in whole.amounts.items()})
+            hold = split_hold(queues.holds[name], float(taken[job]) / max(1, int(jobs.gpus[row])))
             leaving.append(LeafJob(name, hold, 0.0, int(eligibility[row]) in OUTRANKED))
     return FairnessVerdict(request, replace(queues, restarts=False)).find_unfair_giver(leaving)
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +78,10 @@ class RunningJobs:
     def row(self) -> dict[str, int]:
         """Job name → row. If two attempts of a job run, this is the row of the later attempt."""
         return {name: row for row, name in enumerate(self.names)}
+
+    def find_rows(self, names: Iterable[str]) -> NDArray[np.int64]:
+        """Return (k,) the row of each of these jobs, -1 for a job that is not in the table."""
+        return np.fromiter(map(self.row.get, names, repeat(-1)), np.int64)
 
     @cached_property
     def runs(self) -> dict[str, JobRun]:

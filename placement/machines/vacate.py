@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import replace
+from itertools import compress
 
 import numpy as np
 
@@ -29,5 +30,5 @@ def remove_jobs(view: ClusterView, jobs: Collection[str]) -> ClusterView:
     if len(parts.gpu) > len(left.gpu):
         milli.ravel()[left.gpu] = WHOLE
         np.subtract.at(milli.ravel(), left.gpu, left.milli.astype(np.int16))
-    names = tuple(job for job, stay in zip(view.jobs, stays.tolist(), strict=True) if stay)
+    names = tuple(compress(view.jobs, stays))
     return replace(view, milli=milli, holders=holders, jobs=names, parts=left)

@@ -134,6 +134,8 @@ def plan(
     for entry in cycle.turns.sort_behind_head(list(ordered)):
         cycle.try_entry(entry)
     cycle.after.view = cycle.view
+    if cycle.proposal is None and cycle.postponed is not None:
+        cycle.proposal = cycle.postponed()
     found = tuple(cycle.placed), tuple(cycle.waiting), cycle.view, cycle.running, tuple(profile.claims)
     return Plan(*found, cycle.proposal)
 
@@ -182,6 +184,7 @@ class PassState:
     reclaim: ReclaimInput | None = None
     promises: Promises = field(default_factory=dict)
     proposal: ReclaimProposal | None = None
+    postponed: Callable[[], ReclaimProposal] | None = None  # a search that counts if no later one does
     placed: list[tuple[WaitingEntry, Decision]] = field(default_factory=list)
     begun: list[tuple[PlacementRequest, int]] = field(default_factory=list)  # what was placed, with its GPUs
     waiting: list[Wait] = field(default_factory=list)
@@ -222,9 +225,11 @@ class PassState:
     def place_promised(self, queue: Sequence[WaitingEntry]) -> list[WaitingEntry]:
         """Place the requests for which jobs stop, each if it fits with the GPUs that are promised to it.
 
-        Returns the other entries in their order. If some jobs did not stop for a request, look for others.
+        Returns the other entries in their order. If some jobs did not stop for a request, look for others. A pass
+        proposes the first set that is sent, or else the last one. So if nothing is sent anyway, only the last of these
+        requests counts, and only if no head searches after it.
         """
-        left = []
+        left, short = [], None
         for entry in self.turns.sort_entries(queue):
             promised = self.promises.get(entry.request.request_id)
             allowed = None if promised is None else self.turns.limit_to_quota(entry.request)
@@ -234,8 +239,12 @@ class PassState:
             if self._place_entry(entry, allowed, promised.release(self.view), promised.release):
                 continue
             left.append(entry)
-            if promised.is_short:
+            if promised.is_short and self.reclaim is not None and not self.reclaim.may_send:
+                short = allowed
+            elif promised.is_short:
                 self._propose_reclaim(allowed, MAX_MS, 0)
+        if short is not None:
+            self._propose_reclaim(short, MAX_MS, 0, is_last=False)
         return self.turns.sort_entries(left) if self.placed else left
 
     def try_entry(self, entry: WaitingEntry) -> None:
@@ -398,22 +407,31 @@ class PassState:
             return
         self._add_wait(entry, reason)
 
-    def _propose_reclaim(self, request: PlacementRequest, shadow_ms: int, queued_ms: int) -> None:
+    def _propose_reclaim(self, request: PlacementRequest, shadow_ms: int, queued_ms: int, is_last: bool = True) -> None:
         """Look for running jobs to stop for a request, which should fit by itself at `shadow_ms`.
 
-        A pass proposes one set of jobs.
+        A pass proposes one set of jobs. is_last: otherwise the search is postponed, with the present state of the
+        pass. It runs if no other one does.
         """
-        standing = self.turns.standing
-        if self.reclaim is None or standing is None or (self.proposal is not None and self.proposal.sends):
+        standing, facts, options = self.turns.standing, self.reclaim, self.options
+        if facts is None or standing is None or (self.proposal is not None and self.proposal.sends):
             return
         own = self.promises.get(request.request_id)
         others = {name: promised for name, promised in self.promises.items() if promised is not own}
         placed = {entry.request.request_id for entry, _ in self.placed}
-        standing = count_promises(standing, self.turns.holds, self.reclaim.leaving, others, placed)
-        view = self.view if own is None else own.release_all(self.view)
-        state = view, standing, self.turns.holds, self.reclaim
-        run_s = self._estimate_limited_run_s(request)
-        self.proposal = found = propose_reclaim(request, *state, self.options, shadow_ms, queued_ms, run_s)
+        final = count_promises(standing, self.turns.holds, facts.leaving, others, placed)
+        if not is_last and final is standing:
+            final = standing.copy()
+        view, holds, run_s = self.view, dict(self.turns.holds), self._estimate_limited_run_s(request)
+
+        def search() -> ReclaimProposal:
+            released = view if own is None else own.release_all(view)
+            return propose_reclaim(request, released, final, holds, facts, options, shadow_ms, queued_ms, run_s)
+
+        if not is_last:
+            self.postponed = search
+            return
+        self.proposal = found = search()
         if found.sends and found.victims is not None:
             self.view = hold_placement(self.view, request, found.victims.decision.ranks)
 

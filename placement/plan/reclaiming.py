@@ -72,8 +72,8 @@ class ReclaimInput:
 
     @property
     def may_send(self) -> bool:
-        """Whether the placer lets executors act within the bounds."""
-        return self.bounds is not None and self.policy.mode == "act"
+        """Whether the placer lets executors act within the bounds. Otherwise a pass sends nothing."""
+        return self.bounds is not None and self.policy.mode == "act" and not self.bounds.stopped
 
     def mask_jobs_that_save(self) -> NDArray[np.bool_]:
         """Return (j,) whether a job writes a checkpoint before it stops: its grace must be long enough."""
@@ -135,7 +135,7 @@ def propose_reclaim(
     eligibility = compute_eligibility(facts.jobs, taker, standing, policy, now_ms, barred)
     costs = compute_job_costs(facts.jobs, view, now_ms, facts.mask_jobs_that_save())
     elastic = eligibility.copy()
-    elastic[[row for name, row in facts.jobs.row.items() if name in facts.rigid]] = Eligibility.NO_EXECUTOR
+    elastic[[facts.jobs.row[name] for name in facts.rigid & facts.jobs.row.keys()]] = Eligibility.NO_EXECUTOR
     queues = Queues(standing, holds, closed=_count_closed_gpus(view))
     shrunk = find_shrinks(request, view, facts.jobs, elastic, queues, options)
     loss = "" if shrunk is None else _explain_loss(request, shrunk, eligibility, facts.jobs, shadow_ms - now_ms, run_s)
@@ -143,8 +143,7 @@ def propose_reclaim(
         return ReclaimProposal("none", request, loss)
     if shrunk is not None:
         return _make_shrink_proposal(request, shrunk, costs, facts, now_ms)
-    at = {name: row for row, name in enumerate(facts.jobs.names)}
-    rows = np.array([at.get(name, -1) for name in view.jobs], np.int64)  # -1: what this pass has placed
+    rows = facts.jobs.find_rows(view.jobs)  # -1: what this pass has placed
     why: NoVictims | None = None
     for tier in (Eligibility.RECLAIM, Eligibility.PREEMPT):
         may = (eligibility > 0) & (eligibility <= tier)

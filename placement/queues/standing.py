@@ -317,6 +317,20 @@ class QueueStanding:
             return limit[0].name
         return LENDERS if self._explain_borrow_refusal(leaf, amounts) else None
 
+    def is_refused_beyond(self, name: str, amounts: Amounts, most: float) -> bool:
+        """Return whether a leaf may not hold these additional amounts, even if any jobs give back `most` GPUs.
+
+        GPUs that are given back lower what a queue holds, and what is reserved, by no more than their number.
+        """
+        leaf, less = self.find_or_add_leaf(name), {resource: gpus - most for resource, gpus in amounts.items()}
+        if self._find_exceeded_limit(leaf, less) is not None:
+            return True
+        return self._must_borrow(leaf, less) and any(
+            self.capacity.get(resource, 0.0) + most < self._compute_new_reserve(leaf, resource, gpus)
+            for resource, gpus in amounts.items()
+            if resource in self.tree.resources
+        )
+
     def list_path(self, leaf: str) -> list[str]:
         """Return the names of a leaf and of the queues above it."""
         return [stand.name for stand in self.find_or_add_leaf(leaf).path]
@@ -365,7 +379,7 @@ class QueueStanding:
 
         Other queues lend neither the GPUs that they reserve, nor the GPUs within their guarantee that they wait for.
         """
-        if not any(stand.node and stand.name != ROOT and not stand.is_within_guarantee(amounts) for stand in leaf.path):
+        if not self._must_borrow(leaf, amounts):
             return ""
         for name, gpus in amounts.items():
             if name not in self.tree.resources:
@@ -375,6 +389,11 @@ class QueueStanding:
                 free = max(0.0, room + gpus)
                 return f"queue {leaf.name!r} would borrow {format_gpus(name, gpus)}, and others lend {free:g} now"
         return ""
+
+    @staticmethod
+    def _must_borrow(leaf: QueueTotals, amounts: Amounts) -> bool:
+        """Return whether some queue of a leaf would hold more than its guarantee with these additional amounts."""
+        return any(stand.node and stand.name != ROOT and not stand.is_within_guarantee(amounts) for stand in leaf.path)
 
     def _compute_new_reserve(self, leaf: QueueTotals, name: str, gpus: float) -> float:
         """Return how many GPUs of resource `name` would be reserved in the fleet if a leaf held `gpus` more."""

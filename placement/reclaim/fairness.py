@@ -11,6 +11,7 @@ queues are compared where their paths leave each other.
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -74,10 +75,12 @@ def find_fair_victims(
 
     Jobs whose stop alone would be unfair never join. If a set takes too much from a queue, the search runs
     again without the victims that are too many, at most three times. The last time the queue gives no other
-    jobs either. find: another search, for comparisons. The other arguments are
-    those of `find_victims`.
+    jobs either. No search runs if the queue of the request may not hold its GPUs, whichever jobs stop. find: another
+    search, for comparisons. The other arguments are those of `find_victims`.
     """
     verdict = FairnessVerdict(request, queues)
+    if verdict.exceeds_quota_anyway(view, np.isfinite(cost_gpu_s)):
+        return NoVictims("quota")
     cost = np.where(verdict.mask_givers(view.jobs, np.isfinite(cost_gpu_s)), cost_gpu_s, np.inf)
     protects = bool((np.isfinite(cost_gpu_s) & np.isinf(cost)).any())
     for number in range(1, MOST_SEARCHES + 1):
@@ -95,12 +98,13 @@ def find_fair_victims(
 
 
 class FairnessVerdict:
-    """The rule of fairness for one request. leaf: its queue. amounts: the GPUs that its smallest gang takes."""
+    """The rule of fairness for one request. leaf: its queue. members, amounts: its smallest gang, and its GPUs."""
 
     def __init__(self, request: PlacementRequest, queues: Queues) -> None:
         self.queues, standing = queues, queues.standing
         self.leaf = standing.find_or_add_leaf(standing.tree.find_request_leaf(request)).name
-        self.amounts: Amounts = standing.compute_amounts(request, request.members.min)
+        self.members = request.members.min
+        self.amounts: Amounts = standing.compute_amounts(request, self.members)
 
     def make_job(self, name: str, cost_gpu_s: float) -> LeafJob:
         return LeafJob(name, self.queues.holds[name], cost_gpu_s, name in self.queues.outranked)
@@ -210,6 +214,20 @@ class FairnessVerdict:
     def is_within_quota(self, victims: Sequence[LeafJob]) -> bool:
         """Return whether the queue of the request may hold its GPUs once the victims have stopped."""
         return self._stop(victims).find_refusing_queue(self.leaf, self.amounts) is None
+
+    def exceeds_quota_anyway(self, view: ClusterView, may_stop: Mask) -> bool:
+        """Return whether the queue of the request may not hold its GPUs, whatever set of these jobs a search finds.
+
+        A search stops no job that it does not need. So each victim holds GPUs of a node with a member, and there are
+        no more victims than these nodes have GPUs. may_stop: (j,) bool. Returns False where jobs share GPUs.
+        """
+        standing = self.queues.standing
+        if len(view.parts.gpu) or standing.find_refusing_queue(self.leaf, self.amounts) is None:
+            return False
+        holds = (self.queues.holds.get(name) for name in compress(view.jobs, may_stop))
+        largest = max((hold.largest_amount for hold in holds if hold is not None), default=0.0)
+        most = self.members * view.milli.shape[1] * largest
+        return most > 0 and standing.is_refused_beyond(self.leaf, self.amounts, most)
 
     def _is_fair(self, final: QueueStanding, giver: str, resources: Iterable[str]) -> bool:
         """Return whether a leaf may give GPUs to the leaf of the request, given what both hold in the final state.

@@ -52,13 +52,14 @@ class JobParts:
         by_name = np.array(sorted(range(j), key=view.jobs.__getitem__), np.int64)
         number = np.empty(j, np.int64)
         number[by_name] = np.arange(j)
-        whole = np.flatnonzero(flat >= 0)
-        whole = whole[~np.isin(whole, shared.gpu)] if len(shared.gpu) else whole
-        job = number[np.append(flat[whole], shared.job)]
-        gpu = np.append(whole, shared.gpu)
-        milli = np.append(np.full(len(whole), WHOLE, np.int64), shared.milli)
+        gpu = np.flatnonzero(flat >= 0)
+        gpu = gpu[~np.isin(gpu, shared.gpu)] if len(shared.gpu) else gpu
+        job, milli = number[flat[gpu]], np.full(len(gpu), WHOLE, np.int64)
+        if len(shared.gpu):
+            job = np.append(job, number[shared.job])
+            gpu, milli = np.append(gpu, shared.gpu), np.append(milli, shared.milli)
         order = sort_rows_by_keys(gpu, job)
-        job, gpu, milli = job[order], gpu[order], milli[order]
+        job, gpu, milli = job[order], gpu[order], milli[order] if len(shared.gpu) else milli
         usable = view.milli.ravel().astype(np.int64)
         usable[gpu] = np.where(view.usable.ravel()[gpu], WHOLE, 0)
         return cls(
@@ -78,11 +79,3 @@ class JobParts:
         first, count = self.first[jobs], self.first[jobs + 1] - self.first[jobs]
         begins = np.cumsum(count) - count
         return np.asarray(np.arange(int(count.sum())) + np.repeat(first - begins, count))
-
-    def spread_over_parts(self, amounts: Floats) -> Floats:
-        """Return (p,) the amounts (j,) of jobs, split over their parts in proportion to the GPUs.
-
-        An unknown amount counts as 0.
-        """
-        each = np.nan_to_num(amounts, nan=0.0) / np.maximum(self.total, 1)
-        return np.asarray(each[self.job] * self.milli)

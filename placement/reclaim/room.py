@@ -76,10 +76,11 @@ class VacatedRoom:
         self._held: Ints = np.bincount(parts.gpu, parts.milli, parts.usable.size).astype(np.int64).reshape(shape)
         self._host: Floats = np.stack([view.free_cpus, view.free_host_memory_gib])  # (2, n) free now
         self._given_back: Floats = np.zeros((2, len(view)))
-        self._part_host: Floats | None = None  # (2, p)
+        self._host_per_milli: Floats | None = None  # (2, j) of a thousandth of a GPU of each job
         if host is not None:
-            in_order = (amounts[parts.order] for amounts in (host.cpus, host.memory_gib))
-            self._part_host = np.stack([parts.spread_over_parts(amounts) for amounts in in_order])
+            amounts = np.nan_to_num(np.stack([host.cpus, host.memory_gib])[:, parts.order], nan=0.0)
+            self._host_per_milli = amounts / np.maximum(parts.total, 1) if amounts.any() else None
+        self._needs_host = request.cpus is not None or request.host_memory_gib is not None
         self.room = self._count_members(np.arange(len(view)), self._held, self._given_back)
         self.domain_room = domains.sum_by_domain(self.room)
 
@@ -118,8 +119,8 @@ class VacatedRoom:
         more = np.bincount(parts.gpu[at] + (own - parts.row[at]) * g, sign * parts.milli[at], len(rows) * g)
         held = self._held[rows] + more.astype(np.int64).reshape(-1, g)
         back = self._given_back[:, rows]
-        if self._part_host is not None:
-            back = back - [np.bincount(own, sign * each[at], len(rows)) for each in self._part_host]
+        if self._needs_host:
+            back = back - self._sum_host(at, own, len(rows), sign)
         return rows, held, back, self._count_members(rows, held, back)
 
     def _stop_most(self, jobs: Ints) -> tuple[Ints, Ints, Floats, Ints]:
@@ -130,10 +131,20 @@ class VacatedRoom:
         left = runs[parts.job]
         held = np.bincount(parts.gpu[left], parts.milli[left], self._held.size).astype(np.int64)
         back = self._given_back
-        if self._part_host is not None:
-            back = back + [np.bincount(parts.row, np.where(left, 0.0, each), len(rows)) for each in self._part_host]
+        if self._needs_host:
+            back = back + self._sum_host(np.flatnonzero(~left), parts.row[~left], len(rows))
         held = held.reshape(self._held.shape)
         return rows, held, back, self._count_members(rows, held, back)
+
+    def _sum_host(self, at: Ints, rows: Ints, size: int, sign: int | Ints = 1) -> Floats:
+        """Return (2, size) the CPUs and the memory of some parts, added up by row.
+
+        at: (k,) indices of parts. rows: (k,) the row of each. sign: (k,) 1, or -1 for parts that are subtracted.
+        """
+        if self._host_per_milli is None:
+            return np.zeros((2, size))
+        job, milli = self.parts.job[at], self.parts.milli[at]
+        return np.stack([np.bincount(rows, sign * (each[job] * milli), size) for each in self._host_per_milli])
 
     def _commit(self, jobs: Ints, rows: Ints, held: Ints, back: Floats, room: Ints) -> None:
         self.domain_room = self._sum_with(rows, room)
@@ -203,15 +214,19 @@ class VacatedRoom:
     def make_filter_view(self) -> ClusterView:
         """Return a view for filters. It has the resources that the stopped jobs free, and still lists all jobs."""
         milli = np.maximum(self._usable - self._held, 0).astype(np.int16)
-        return self._give_back_host(replace(self.view, milli=milli))
+        return self._give_back_host(replace(self.view, milli=milli), self._given_back)
 
     def make_view(self) -> ClusterView:
         """Return the view without the stopped jobs, once they have released everything that they hold."""
         names = {self.parts.names[job] for job in np.flatnonzero(self.stopped).tolist()}
-        return self._give_back_host(remove_jobs(self.view, names))
+        back = self._given_back
+        if not self._needs_host:  # no room depended on them, so they are only added up here
+            at = self.parts.list_parts(np.flatnonzero(self.stopped))
+            back = self._sum_host(at, self.parts.row[at], len(self.view))
+        return self._give_back_host(remove_jobs(self.view, names), back)
 
-    def _give_back_host(self, view: ClusterView) -> ClusterView:
-        cpus, memory_gib = (_add_amounts(*both) for both in zip(self._host, self._given_back, strict=True))
+    def _give_back_host(self, view: ClusterView, back: Floats) -> ClusterView:
+        cpus, memory_gib = (_add_amounts(*both) for both in zip(self._host, back, strict=True))
         return replace(view, free_cpus=cpus, free_host_memory_gib=memory_gib)
 
 

@@ -131,6 +131,7 @@ class VictimSearch:
         candidates = screen(request, emptied.make_filter_view(), options).passes
         for room in (emptied, self.room):
             room.keep_candidates(candidates)
+        self._tried: set[tuple[bytes, bytes, int]] = set()
         self.most_room, self.most_members = emptied.room, int(emptied.domain_room.max(initial=0))
 
     def find_cheapest(self) -> ChosenVictims | NoVictims:
@@ -231,8 +232,7 @@ class VictimSearch:
         for job in self._list_joining(prices, best, tries):
             more = best.copy()
             more[job] = True
-            self._trim(more, np.zeros(len(prices.rows), np.int64), prices.rows, stays=job)
-            if self._is_cheaper_than(best):
+            if self._makes_cheaper_set(best, more, np.zeros(len(prices.rows), np.int64), prices.rows, stays=job):
                 yield (best := self.room.stopped)
 
     def _let_leave(self, prices: NodePrices, best: Mask, tries: int) -> Iterator[Mask]:
@@ -242,10 +242,8 @@ class VictimSearch:
             live = np.where(best, 0.0, self.live)
             live[job] = np.inf
             found = choose_victims(prices, live, spread, self.needed) if best[job] else None
-            if found is not None:
-                self._trim(*found, prices.rows)
-                if self._is_cheaper_than(best):
-                    yield (best := self.room.stopped)
+            if found is not None and self._makes_cheaper_set(best, *found, prices.rows):
+                yield (best := self.room.stopped)
 
     def _choose_again(self, prices: NodePrices, best: Mask, tries: int) -> Iterator[Mask]:
         """Yield cheaper sets, in which a random part of the victims stays and others are chosen by varied prices.
@@ -258,12 +256,20 @@ class VictimSearch:
             live[best & (rng.random(len(best)) < rng.random())] = 0.0
             found = choose_victims(prices, live, spread, self.needed, by_members=True)
             assert found is not None, "the domain has the room"
-            self._trim(*found, prices.rows)
-            if self._is_cheaper_than(best):
+            if self._makes_cheaper_set(best, *found, prices.rows):
                 yield (best := self.room.stopped)
 
-    def _is_cheaper_than(self, other: Mask) -> bool:
-        return bool(self.cost[self.room.stopped].sum() < self.cost[other].sum() * (1 - CLOSE))
+    def _makes_cheaper_set(self, best: Mask, victims: Mask, members: Ints, rows: Ints, stays: int = -1) -> bool:
+        """Stop these jobs, and restore those that are not needed. Returns whether this costs less than the set `best`.
+
+        The same victims are trimmed once: sets that were compared before cost no less than the best one since.
+        """
+        tried = victims.tobytes(), members.tobytes(), stays
+        if tried in self._tried:
+            return False
+        self._tried.add(tried)
+        self._trim(victims, members, rows, stays)
+        return bool(self.cost[self.room.stopped].sum() < self.cost[best].sum() * (1 - CLOSE))
 
     def _trim(self, victims: Mask, members: Ints, rows: Ints, stays: int = -1) -> bool:
         """Stop these jobs, and restore those that are not needed. Returns whether CPUs or memory were missing.

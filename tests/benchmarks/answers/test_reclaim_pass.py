@@ -16,14 +16,14 @@ def scene() -> PassScene:
     return make_pass_scene(640)
 
 
-def run_and_count_searches(scene: PassScene, promises: Promises) -> tuple[Plan, int]:
+def run_and_count_searches(scene: PassScene, promises: Promises, is_paused: bool = True) -> tuple[Plan, int]:
     found = []
 
     def find(*arguments: Any) -> Any:
         found.append(find_victims(*arguments))
         return found[-1]
 
-    return scene.run_pass(replace(scene.make_facts(promises), find=find), promises), len(found)
+    return scene.run_pass(replace(scene.make_facts(promises, is_paused), find=find), promises), len(found)
 
 
 def test_the_head_is_an_entitled_request_and_would_stop_jobs(scene: PassScene) -> None:
@@ -36,13 +36,36 @@ def test_the_head_is_an_entitled_request_and_would_stop_jobs(scene: PassScene) -
     assert [wait.why for wait in without.waiting] == [wait.why for wait in plan.waiting], "advice places nothing else"
 
 
-@pytest.mark.parametrize("is_short", [False, True])
-def test_entitled_requests_wait_for_their_jobs_and_only_short_ones_search(scene: PassScene, is_short: bool) -> None:
+@pytest.mark.parametrize(("is_short", "is_paused"), [(False, True), (True, True), (True, False)])
+def test_entitled_requests_wait_for_their_jobs_and_short_ones_search_if_sets_may_be_sent(
+    scene: PassScene, is_short: bool, is_paused: bool
+) -> None:
     _, least = run_and_count_searches(scene, {})
-    plan, searches = run_and_count_searches(scene, scene.make_promises(is_short))
+    plan, searches = run_and_count_searches(scene, scene.make_promises(is_short), is_paused)
     assert (
         sum(wait.entry.request.queue == "entitled" and wait.reason.code == "room" for wait in plan.waiting) == RECLAIMS
     )
-    assert searches >= RECLAIMS * least if is_short else searches <= least
+    assert searches <= least if is_paused else searches >= RECLAIMS * least
     rest = scene.run_pass(None, {}, RECLAIMS)
     assert [entry for entry, _ in rest.placed] == [entry for entry, _ in plan.placed], "the peer places the same"
+
+
+def test_without_another_head_a_paused_pass_names_the_set_of_the_last_short_request(scene: PassScene) -> None:
+    """Sets of a policy that acts elsewhere are found one after the other, and are not sent either."""
+    promises = scene.make_promises(True)
+    short = replace(scene, waiting=scene.waiting[:RECLAIMS])
+    paused = short.make_facts(promises)
+    assert paused.bounds is not None
+    policy = replace(paused.policy, act_in=("entitled",))
+    elsewhere = replace(paused, policy=policy, bounds=replace(paused.bounds, policy=policy, stopped=""))
+    found, others = (short.run_pass(facts, promises) for facts in (paused, elsewhere))
+    assert found.proposal is not None
+    assert others.proposal is not None
+    assert found.proposal.request == others.proposal.request == scene.waiting[RECLAIMS - 1].request
+    assert found.proposal.victims is not None
+    assert others.proposal.victims is not None
+    assert found.proposal.victims.chosen == others.proposal.victims.chosen
+    assert found.proposal.victims.decision == others.proposal.victims.decision
+    assert found.proposal.kinds == others.proposal.kinds
+    assert not found.proposal.sends
+    assert not others.proposal.sends

@@ -2,6 +2,8 @@
 
 import math
 from dataclasses import replace
+from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from fleetcast.benchmarks.kit.queue_scenes import TeamJob, Teams, draw_teams, ru
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.queues.queues_file import read_queues
 from fleetcast.placement.reclaim.fairness import find_fair_victims
-from fleetcast.placement.reclaim.victims import ChosenVictims, NoVictims
+from fleetcast.placement.reclaim.victims import ChosenVictims, NoVictims, find_victims
 from tests.fuzz.bounds import EFFORT
 from tests.placement.reclaim.scenes import OPTIONS, make_view
 
@@ -109,6 +111,60 @@ def test_a_job_of_no_queue_is_never_stopped() -> None:
 def test_a_limit_holds_even_if_the_victims_would_make_room() -> None:
     teams = Teams(read_queues("[queue.a]\nlimit = {gpu = 4}\n[queue.b]\n"), 16, pieces("b", [8, 8]))
     assert teams.find(TeamJob("p", "a", 8)) == NoVictims("quota")
+
+
+def test_a_refusal_beyond_so_many_gpus_holds_whichever_jobs_give_back_so_many() -> None:
+    proven = 0
+    for seed in range(round(200 * EFFORT)):
+        rng = np.random.default_rng(seed)
+        teams, payer = draw_teams(rng)
+        text = "".join(
+            f"[queue.{top}]\nguaranteed = {{gpu = {rng.integers(0, 8)}}}\nlimit = {{gpu = {rng.integers(8, 30)}}}\n"
+            f'[queue."{top}/one"]\nlend = {{gpu = 0}}\n[queue."{top}/two"]\n'
+            for top in "xy"
+        )
+        leaves = ("x/one", "x/two", "y/one", "y/two")
+        jobs = tuple(replace(job, queue=str(rng.choice(leaves))) for job in teams.jobs)
+        standing = Teams(read_queues(text), teams.gpus, jobs).make_standing()
+        standing.add_waiting(str(rng.choice(leaves)), {"gpu": float(rng.integers(0, 9))})
+        leaf, amounts, most = str(rng.choice(leaves)), {"gpu": float(payer.gpus)}, float(rng.integers(0, 9))
+        refuses = standing.find_refusing_queue(leaf, amounts) is not None
+        assert standing.is_refused_beyond(leaf, amounts, 0.0) == refuses
+        if not standing.is_refused_beyond(leaf, amounts, most):
+            continue
+        proven += 1
+        for chosen in (chosen for size in range(len(jobs) + 1) for chosen in combinations(jobs, size)):
+            if sum(job.gpus for job in chosen) <= most:
+                left = standing.copy()
+                for job in chosen:
+                    left.add_held(job.queue, {"gpu": float(job.gpus)}, -1.0)
+                assert left.find_refusing_queue(leaf, amounts) is not None, (seed, chosen)
+    assert proven > 20 * EFFORT
+
+
+def test_no_search_runs_if_no_set_of_victims_could_meet_the_quota() -> None:
+    """Queue a waits for its 64 GPUs. Eight jobs of 4 GPUs, the most on one node, give too few of them back to c."""
+    tree = read_queues("[queue.a]\nguaranteed = {gpu = 64}\n[queue.b]\n[queue.c]\n")
+    jobs = tuple(TeamJob(f"b{at}", "b", 4) for at in range(32))
+    view = make_view(np.arange(32).repeat(4).reshape(16, 8))
+    view, cost = replace(view, jobs=tuple(job.name for job in jobs)), np.ones(32)
+    searched = []
+
+    def find(*arguments: Any) -> ChosenVictims | NoVictims:
+        searched.append(arguments)
+        return find_victims(*arguments)
+
+    for waits, searches in ((0.0, 1), (24.0, 1), (64.0, 0)):
+        payer = TeamJob("p", "c", 1)
+        queues = Teams(tree, 128, jobs).make_queues(payer)
+        queues.standing.add_waiting("a", {"gpu": waits})
+        searched.clear()
+        request = PlacementRequest(request_id="p", queue="c", gpus_per_node=8)
+        found = find_fair_victims(request, view, cost, OPTIONS, queues, find=find)
+        assert len(searched) == searches, waits
+        assert isinstance(found, ChosenVictims) == (waits == 0.0), found
+        if waits:
+            assert found == NoVictims("quota")
 
 
 def test_nearly_all_solvable_scenes_are_solved_fairly_and_without_loops() -> None:
