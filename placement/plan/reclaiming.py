@@ -202,7 +202,7 @@ def _explain_loss(
     if run_s is None or owed or saves_time(request, shrunk, jobs, wait_ms / 1000, run_s):
         return ""
     names = join_some([one.job for one in shrunk.shrinks])
-    return f"shrinks no gang: {names} would end later by more than the {wait_ms / 1000:.0f} s that it waits"
+    return f"shrinks no gang: it would end earlier by less time than {names} would end later"
 
 
 def _make_shrink_proposal(

@@ -156,7 +156,7 @@ def test_gangs_shrink_for_their_own_queue_only_if_that_saves_time(
     state = view, queues.standing, queues.holds, facts, OPTIONS
     found: ReclaimProposal = propose_reclaim(request, *state, now_ms + 1000 * waits_s, now_ms, run_s)
     assert (found.code, bool(found.shrinks)) == (code, code == "found")
-    assert ("end later by more than" in found.sentence) is (code == "none")
+    assert ("end earlier by less time than j0 would end later" in found.sentence) is (code == "none")
 
 
 def draw_gangs(rng: np.random.Generator) -> tuple[ClusterView, RunningJobs, int]:
