@@ -59,3 +59,16 @@ def test_without_a_gang_nothing_differs_from_the_plan_that_serves() -> None:
     replay, _ = make_elastic_replay(scene, make_served_plan(scene, "ours"), {}, 0.9)
     fixed, _ = make_elastic_replay(scene, make_served_plan(scene, "ours"), {}, None)
     assert replay.play().tolist() == fixed.play().tolist()
+
+
+@pytest.mark.parametrize(
+    ("run_s", "limit_s", "waits"), [(300.0, 300.0, False), (50_000.0, 50_000.0, True), (50_000.0, None, False)]
+)
+def test_a_gang_that_ends_soon_shrinks_unless_the_request_has_a_long_limit(
+    run_s: float, limit_s: float | None, waits: bool
+) -> None:
+    trace = Trace([""] * 2, [0.0, 9_000.0], [10_000.0, run_s], [32, 8], [10_000.0, limit_s], [""] * 2, [""] * 2)
+    scene = PlayScene(trace, NODES, EACH)
+    replay, progress = make_elastic_replay(scene, make_served_plan(scene, "ours"), {0: 4}, 0.9)
+    assert replay.play().tolist() == [0.0, 10_000.0 if waits else 9_000.0]
+    assert progress.shrinks == (not waits)
