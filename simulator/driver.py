@@ -106,6 +106,7 @@ class Driver:
             live.ranks = row.ranks
             self.fleet.start_job(live.name, 1, row.ranks, live.profile, row.started_ms)
             self.running[live.name] = live
+        self.counters.running = len(self.running)
 
     async def run(self) -> None:
         """Send the past, then run live until the task is cancelled."""
