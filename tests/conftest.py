@@ -35,16 +35,10 @@ LONGEST = (
     *("integration/crash/test_failpoints.py", "integration/slurm", "integration/test_prometheus.py"),
     *("integration/kubernetes", "integration/crash/test_kills.py", "integration/kafka", "integration/crash"),
     *("integration/console", "integration/test_demo.py", "integration/test_door.py", "integration/test_soak.py"),
-    *("simulation", "fuzz/test_decoders.py", "service/pipeline/test_lost_parts.py", "laws"),
-    *(
-        "cli/test_private_files.py",
-        "service/http",
-        "cli/lab/test_train.py",
-        "cli/lab/test_bench.py",
-        "models/demand",
-        "service",
-        "training",
-    ),
+    *("cli/test_hostile_options.py", "service/pipeline/test_lost_parts.py"),  # a fork costs least in a young worker
+    *("service/test_floods.py", "simulation", "fuzz/test_decoders.py", "laws"),  # the floods mostly wait
+    *("cli/test_private_files.py", "service/http", "cli/lab", "deploy", "dashboards", "benchmarks/kit"),
+    *("models/demand", "placement", "service", "training"),
 )
 
 

@@ -11,9 +11,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.isotonic import IsotonicRegression
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import average_precision_score, roc_auc_score
 
 from fleetcast.models.risk.hazard import FAULTS_PER_NODE_DAY
 from fleetcast.models.risk.node_risk import (
@@ -94,6 +91,8 @@ def fit_fault_kind(rows: RiskRows, held_out: RiskRows, kind: int) -> KindFit:
 
     A coefficient may be negative. Its rule is then evidence against a fault.
     """
+    from sklearn.linear_model import LogisticRegression  # a fit needs it, the command line does not
+
     labels = rows.labels[kind]
     used = np.flatnonzero((rows.levels > 0).sum(axis=0) >= FEWEST_ROWS_OF_RULE)
     coefficients, intercept = np.zeros(len(RULES)), float(np.log(estimate_prevalence(kind)))
@@ -113,6 +112,8 @@ def fit_calibration(
 
     Returns the points of the map, reduced to a few: their inputs and their probabilities.
     """
+    from sklearn.isotonic import IsotonicRegression
+
     raw = 1 / (1 + np.exp(-(intercept + rows.levels.astype(np.float64) @ coefficients)))
     labels = rows.labels[kind]
     isotonic = IsotonicRegression(y_min=0.0, y_max=LARGEST_P, out_of_bounds="clip")
@@ -146,6 +147,8 @@ def predict_risk(rows: RiskRows, fit: RiskFit | None) -> Array:
 
 
 def _compute_scores(p: Array, labels: NDArray[np.bool_]) -> dict[str, float | None]:
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
     events = int(labels.sum())
     if events == 0 or events == len(labels):
         return {"events": float(events), "auroc": None, "ap": None, "brier_skill": None}

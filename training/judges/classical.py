@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from statsmodels.tools.sm_exceptions import ConvergenceWarning
 
 from fleetcast.models.demand.flows import FLOW_TARGETS
 from fleetcast.models.demand.naive import DAY_S, ERRORS_DAYS, forecast_by_errors, forward_fill
@@ -112,6 +111,8 @@ class RefittedForecaster:
         since = max(known, begin - FIT_S // panel.bin_s)
         if (begin - since) * panel.bin_s < FEWEST_S:
             return np.full((len(steps), len(values) - begin + 1), np.nan)
+        from statsmodels.tools.sm_exceptions import ConvergenceWarning
+
         span = SeriesSpan(values[since:], begin - since, tuple(steps), panel.bin_s, panel.target in FLOW_TARGETS)
         self.fits += 1
         try:

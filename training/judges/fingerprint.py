@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from sklearn.metrics import f1_score
 
 from fleetcast.features.episodes import find_episodes
 from fleetcast.features.fingerprint import compute_shape, estimate_class_odds
@@ -125,6 +124,8 @@ def _read_recorded_run(path: Path) -> RunRecording | None:
 
 
 def _judge_phases(results: Results, runs: Sequence[RunRecording], tested: set[str], seed: int) -> None:
+    from sklearn.metrics import f1_score
+
     scores: dict[str, list[float]] = defaultdict(list)
     right: dict[str, list[float]] = defaultdict(list)
     for run in runs:

@@ -1,10 +1,10 @@
-"""statsmodels as the oracle of what we compute ourselves: Theta's parts and the autocorrelation of periods."""
+"""statsmodels as the oracle of what we compute ourselves: Theta's parts and the autocorrelation of periods.
+
+The tests import statsmodels themselves. Otherwise each worker would load it, in a second, to collect them.
+"""
 
 import numpy as np
 import pytest
-from statsmodels.tsa.forecasting.theta import ThetaModel
-from statsmodels.tsa.holtwinters import SimpleExpSmoothing
-from statsmodels.tsa.stattools import acf
 
 from fleetcast.features.period import _correlate_at_lags
 from fleetcast.models.demand.theta import compute_slope, smooth_series
@@ -12,6 +12,8 @@ from fleetcast.models.demand.theta import compute_slope, smooth_series
 
 @pytest.mark.parametrize("factor", [0.02, 0.2, 0.7, 1.0])
 def test_the_level_is_that_of_simple_exponential_smoothing(factor: float) -> None:
+    from statsmodels.tsa.holtwinters import SimpleExpSmoothing
+
     values = np.random.default_rng(0).normal(50, 9, (3, 200)).cumsum(axis=1)
     found = smooth_series(values, factor)
     for row, mine in zip(values, found, strict=True):
@@ -22,6 +24,8 @@ def test_the_level_is_that_of_simple_exponential_smoothing(factor: float) -> Non
 
 def test_level_and_half_the_slope_are_the_theta_model() -> None:
     """Hyndman and Billah (2003): with theta 2, smoothing with a drift of half the slope of the least-squares line."""
+    from statsmodels.tsa.forecasting.theta import ThetaModel
+
     rng = np.random.default_rng(1)
     values = 100 + 0.3 * np.arange(300) + rng.normal(0, 4, 300)
     theirs = ThetaModel(values, deseasonalize=False).fit(use_mle=False)
@@ -37,6 +41,8 @@ def test_level_and_half_the_slope_are_the_theta_model() -> None:
 
 
 def test_the_autocorrelation_is_the_one_that_allows_for_fewer_pairs() -> None:
+    from statsmodels.tsa.stattools import acf
+
     rng = np.random.default_rng(2)
     rows = np.sin(np.arange(400) * 2 * np.pi / 37) + rng.normal(0, 0.3, (2, 400))
     rows -= rows.mean(axis=1, keepdims=True)
@@ -45,6 +51,8 @@ def test_the_autocorrelation_is_the_one_that_allows_for_fewer_pairs() -> None:
 
 
 def test_of_one_channel_each_shuffled_copy_has_its_own() -> None:
+    from statsmodels.tsa.stattools import acf
+
     rows = np.random.default_rng(3).normal(0, 1, (4, 1, 120))
     rows -= rows.mean(axis=-1, keepdims=True)
     for mine, row in zip(_correlate_at_lags(rows, 30), rows[:, 0], strict=True):

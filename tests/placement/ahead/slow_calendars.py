@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.fleet.topology import Level
 from fleetcast.placement.ahead.calendars import SHORTEST_GAP_S, Array, Calendar, RoomCache
-from fleetcast.placement.ahead.searches import ARRAY_PROGRAMS, load_searches
+from fleetcast.placement.ahead.searches import ARRAY_PROGRAMS, Searches, load_searches
 from fleetcast.placement.ahead.slot_times import Place, SlotTimes, make_empty_place
 from fleetcast.placement.machines.fit import get_widest_level
 
@@ -50,7 +50,9 @@ def earliest(
     return Place(start_s.astype(np.float32), nodes.astype(np.int32), gpus)
 
 
-ALL_SEARCHES = tuple(dict.fromkeys((ARRAY_PROGRAMS, load_searches())))  # the same ones without numba
+def list_searches() -> list[Searches]:
+    """Return the searches there are: the array programs, and the compiled ones if numba is installed."""
+    return list(dict.fromkeys((ARRAY_PROGRAMS, load_searches())))
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from fleetcast.placement.queues.standing import QueueStanding
 from tests.fuzz.bounds import examples
 from tests.placement.ahead import slow_calendars
 from tests.placement.ahead import slow_sampled_future as slow_play
-from tests.placement.ahead.slow_calendars import ALL_SEARCHES
+from tests.placement.ahead.slow_calendars import list_searches
 from tests.placement.plan.test_plan import NOW_MS, OPTIONS, TREE, free, queued, scene, turns_of
 
 COMING = ArrivalForecast(
@@ -73,7 +73,7 @@ def assert_equal(sampled: Callable[[], Timelines], backfilled: int = paths.BACKF
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "BACKFILLED", backfilled)
         answers = []
-        for searches in ALL_SEARCHES:
+        for searches in list_searches():
             patch.setattr(paths, "choose_searches", lambda waiting, chosen=searches: chosen)
             answers.append(sampled())
         patch.setattr(paths, "choose_searches", lambda waiting: slow_play.PLAIN_SEARCHES)
@@ -173,7 +173,7 @@ def test_room_and_places_are_those_of_the_plain_fleet(data: Any) -> None:
         slots.append(Slot(each, most, domain if within else None))
     first = gpus * 1000 - 1000 * np.minimum(gpus, column(st.integers(0, 8)))
     ready_s = HOUR_S * column(st.integers(0, 5))
-    searches = data.draw(st.sampled_from(ALL_SEARCHES), "searches")
+    searches = data.draw(st.sampled_from(list_searches()), "searches")
     fleet, plain = searches.fleet(first, ready_s, slots).copy(), slow_play.Fleet(first, ready_s, slots).copy()
     for _ in range(data.draw(st.integers(1, 6), "changes")):
         nodes = np.unique(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=6)))

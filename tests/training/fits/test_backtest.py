@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from distributed import LocalCluster
 
 from fleetcast.fleet.errors import FleetcastError
 from fleetcast.models.demand.trees import Settings
@@ -96,6 +95,8 @@ def test_too_little_history_is_an_error() -> None:
 
 @pytest.fixture(scope="module")
 def scheduler() -> Iterator[str]:
+    from distributed import LocalCluster  # takes long, and only the worker that runs these tests needs it
+
     with LocalCluster(
         n_workers=1, threads_per_worker=1, processes=False, protocol="tcp", host="127.0.0.1", dashboard_address=":0"
     ) as cluster:

@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from distributed import LocalCluster
 
 from fleetcast.fleet.errors import ConfigError, FleetcastError
 from fleetcast.training.fits.fan_out import map_items
@@ -13,6 +12,8 @@ from fleetcast.training.fits.fan_out import map_items
 @pytest.fixture(scope="module")
 def scheduler() -> Iterator[str]:
     """The address of a real scheduler on loopback, with a worker in a thread of this process."""
+    from distributed import LocalCluster
+
     with LocalCluster(
         n_workers=1, threads_per_worker=2, processes=False, protocol="tcp", host="127.0.0.1", dashboard_address=":0"
     ) as cluster:

@@ -1,10 +1,10 @@
-"""Baselines of statsmodels beside what statsmodels itself forecasts, and what becomes of a fit that fails."""
+"""Baselines of statsmodels beside what statsmodels itself forecasts, and what becomes of a fit that fails.
+
+The tests import statsmodels themselves. Otherwise each worker would load it, in a second, to collect them.
+"""
 
 import numpy as np
 import pytest
-from statsmodels.tsa.ar_model import AutoReg
-from statsmodels.tsa.exponential_smoothing.ets import ETSModel
-from statsmodels.tsa.seasonal import MSTL
 
 from fleetcast.checks import check_forecaster
 from fleetcast.models.forecast import Panel
@@ -35,6 +35,8 @@ def panel(values: np.ndarray, target: str = "running") -> Panel:
 
 
 def test_autoreg_forecasts_what_statsmodels_does_from_any_bin() -> None:
+    from statsmodels.tsa.ar_model import AutoReg
+
     values, fitted = waves(9), 8 * DAY
     found = forecast_by_autoreg(span(values, fitted, (1, 6, 144)))
     model = AutoReg(values[:fitted], lags=[1, 2, 3, 6, 36, 144]).fit()
@@ -45,6 +47,8 @@ def test_autoreg_forecasts_what_statsmodels_does_from_any_bin() -> None:
 
 
 def test_ets_forecasts_what_statsmodels_does_at_whole_hours() -> None:
+    from statsmodels.tsa.exponential_smoothing.ets import ETSModel
+
     values, fitted = waves(9), 8 * DAY
     found = forecast_by_ets(span(values, fitted, (HOUR, 3 * HOUR, 30 * HOUR)))
     own = values[:fitted][HOUR - 1 :: HOUR]
@@ -54,6 +58,8 @@ def test_ets_forecasts_what_statsmodels_does_at_whole_hours() -> None:
 
 
 def test_mstl_repeats_the_seasons_of_statsmodels() -> None:
+    from statsmodels.tsa.seasonal import MSTL
+
     values, fitted = waves(18), 17 * DAY
     found = forecast_by_mstl(span(values, fitted, (HOUR, 24 * HOUR)))
     own = values[:fitted][HOUR - 1 :: HOUR]
