@@ -264,6 +264,8 @@ def _check_submitted_event(event: Submitted) -> None:
 
 
 def _check_ranks(event: Started | Resized) -> None:
+    if isinstance(event, Resized) and not event.ranks and not event.nodes:
+        raise RecordError("missing_field", "ranks and nodes are empty: a resized attempt still holds a node")
     for node in event.nodes:
         _check_node("nodes", node)
     for place in event.ranks:

@@ -116,6 +116,8 @@ def test_a_cloud_event_without_data_or_headers_is_rejected() -> None:
     [
         (event(user="x"), "unknown_key", "user"),
         (event(type="bogus"), "bad_value", "bogus"),
+        (event(type="resized"), "missing_field", "ranks and nodes are empty"),
+        (event(type="resized", ranks=[]), "missing_field", "ranks and nodes are empty"),
         (event(job=""), "empty_name", "job"),
         (event(job="j" * (MAX_NAME_LENGTH + 1)), "too_long", "job"),
         (event(job="a\nb"), "bad_name", "a\\nb"),
