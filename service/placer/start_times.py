@@ -280,10 +280,11 @@ class StartTimeSampler:
         return abs(self.service.clock.now_ms() - self._at_ms) >= most_s * 1000
 
     def _make_change_stamp(self) -> tuple[Any, ...]:
-        """Return a value that changes when any job arrives, starts or ends."""
+        """Return a value that changes when any job arrives, starts or ends, and when jobs are asked to stop."""
         board = self.service.view.board
         waits = hash(bytes(board.raw("jobs.queued"))) if board is not None and "jobs.queued" in board else 0
-        return self.service.ledger.version, self.service.view.get_running_attempts(), waits
+        sets = self.service.view.promised_sets.read()
+        return self.service.ledger.version, self.service.view.get_running_attempts(), waits, sets
 
 
 def explain_start_times(paths: Timelines, starts: Mapping[str, tuple[int, int, int]]) -> StartNotes:

@@ -9,6 +9,7 @@ import pytest
 
 from fleetcast.service.placer.stops_ahead import make_stops_ahead
 from tests.service.placer.test_act import ActWorld, send_stop
+from tests.service.placer.test_reclaim import OLD_S
 from tests.service.placer_world import GPUS
 
 
@@ -54,3 +55,15 @@ def test_a_job_that_stops_may_lose_all_its_gpus_before(world: ActWorld) -> None:
     assert world.states() == {"a": "sent"}
     paths = asyncio.run(world.starts.refresh())
     assert np.median(paths.starts_s["p"]) > 300, "the GPUs of a free nothing for p"
+
+
+def test_start_times_are_due_again_once_jobs_are_asked_to_stop(world: ActWorld) -> None:
+    world.fill(own=("owed", 4), a=("lender", 4), b=("lender", 8))
+    world.wait_for("p", "owed", 4)
+    world.pass_at(OLD_S)
+    asyncio.run(world.starts.refresh())
+    world.starts._took_s = 0.0
+    assert not world.starts._is_due()
+    world.agents_pass_at(0)
+    assert world.states() == {"a": "sent"}
+    assert world.starts._is_due()
