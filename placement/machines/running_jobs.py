@@ -202,7 +202,11 @@ def make_running_jobs(
 
 
 def _fill_column(values: ArrayLike, shape: tuple[int, ...], kind: Any) -> NDArray[Any]:
-    return np.broadcast_to(np.asarray(values, kind), shape).copy()
+    """Return a new column. values: one value for each row, or one for all rows."""
+    if np.isscalar(values):
+        return np.full(shape, values, kind)
+    column = np.array(values, kind)
+    return column if column.shape == shape else np.broadcast_to(column, shape).copy()
 
 
 NO_RUNNING_JOBS = make_running_jobs(())

@@ -202,6 +202,8 @@ class PassState:
     @property
     def running(self) -> RunningJobs:
         """The running jobs, with those that this pass has placed."""
+        if not self.begun:
+            return self.known
         return self.known.append_rows(make_begun_jobs(self.begun, self.options.now_ms))
 
     def list_fit_keys(self, request: PlacementRequest) -> FitKeys:

@@ -61,6 +61,11 @@ class FollowedSet:
     def is_short(self) -> bool:
         return any(map(self.has_failed, self.records))
 
+    def list_freed(self) -> list[RankPlacement]:
+        """Return the ranks that jobs have left for this set."""
+        seen = [record.action.ranks for record in self.records if record.state is ActionState.SEEN]
+        return [rank for ranks in seen for rank in ranks]
+
     @property
     def is_exhausted(self) -> bool:
         return self.row.number >= MOST_SETS and (self.is_short or not self.is_live)
@@ -192,18 +197,30 @@ class PromisedSets:
         return replace(observed, view=view, running=observed.running.append_rows(held))
 
     def _list_holds(self, now_ms: int) -> Iterator["_ActionHold"]:
-        """Yield each hold. Where two name a GPU, the first counts."""
+        """Yield each hold. Where two name a GPU, the first counts.
+
+        A set names the GPUs of jobs that did not stop for it, too. If another request pays for the stop of such a job,
+        its GPUs are held for that request alone.
+        """
         for action in [record.action for record in self._ledger.actions.list_open() if record.was_sent]:
             yield _ActionHold(make_freed_hold_name(action.job), action.ranks, action.by_ms)
         for record in self._list_gang_actions():
             action, job = record.action, record.action.job
             ranks, gang = [*action.places, *action.pinned], job if record.may_have_begun else ""
             yield _ActionHold(make_gang_hold_name(job), ranks, action.by_ms, gang)
-        for found in self.list_followed(now_ms):
-            if found.is_live:
-                seen = [record.action.ranks for record in found.records if record.state is ActionState.SEEN]
-                freed = [rank for ranks in seen for rank in ranks]
-                yield _ActionHold(make_hold_name(found.row.payer), [*found.row.ranks, *freed], found.row.by_ms)
+        live = [found for found in self.list_followed(now_ms) if found.is_live]
+        payer_of = {
+            (rank.node, gpu): found.row.payer for found in live for rank in found.list_freed() for gpu in rank.gpus
+        }
+        for found in live:
+            payer = found.row.payer
+            ranks = [
+                msgspec.structs.replace(
+                    rank, gpus=tuple(gpu for gpu in rank.gpus if payer_of.get((rank.node, gpu), payer) == payer)
+                )
+                for rank in (*found.row.ranks, *found.list_freed())
+            ]
+            yield _ActionHold(make_hold_name(payer), ranks, found.row.by_ms)
 
 
 class _ActionHold(NamedTuple):

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import json
 import logging
+import math
 import multiprocessing
 import os
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 
 EPISODE_STEPS = 10_000
 ACTION_STEPS = 1000
+NO_SUMS = ("seed", "steps_per_s")
 DESCRIPTION = "Run episodes of a seed; exit status 1 where a law is broken. One JSON line a seed."
 
 
@@ -35,9 +37,9 @@ def open_world(name: str, seed: str) -> tuple[Any, Any, Mapping[str, Any]]:
     """Return the world of an episode, the context that it runs in, and the defects that it must find."""
     if name == "actions":
         from tests.simulation.actions.mutations import ACTION_MUTATIONS
-        from tests.simulation.actions.world import ActionWorld
+        from tests.simulation.actions.world import ActionWorld, limit_search
 
-        return ActionWorld(seed), contextlib.nullcontext(), ACTION_MUTATIONS
+        return ActionWorld(seed), limit_search(), ACTION_MUTATIONS
     from tests.simulation.mutations import MUTATIONS
     from tests.simulation.patches import simulated
     from tests.simulation.world import World
@@ -86,10 +88,16 @@ def run(
     progress: bool = False,
     mutation: str = "",
     world_name: str = "service",
+    ends_s: float = math.inf,
 ) -> Summary:
-    """Episodes until `steps` were made, or the one of that number; stops at the first failure."""
+    """Run episodes until `steps` were made, or the one of that number. Stop at the first failure.
+
+    No episode begins after `ends_s` of the system's clock.
+    """
     summary, number = Summary(), 0 if episode is None else episode
     while summary.failure is None and (summary.steps < steps if episode is None else not summary.episodes):
+        if time.time() >= ends_s:
+            break
         longest = EPISODE_STEPS if world_name == "service" else ACTION_STEPS
         run_episode(seed, number, min(longest, steps - summary.steps), summary, mutation, world_name)
         number += 1
@@ -144,21 +152,35 @@ def run_line(words: Sequence[str]) -> int:
     parser.add_argument("--world", choices=("service", "actions"), default="service", help="what is simulated")
     parser.add_argument("--log", action="store_true", help="what the processes log")
     parser.add_argument("--processes", type=int, default=1, help="how many seeds at once")
+    parser.add_argument("--for-s", type=float, default=math.inf, help="begin no episode after so many seconds")
     options = parser.parse_args(words)
+    options.ends_s = time.time() + options.for_s
     seeds = range(options.seed, options.seed + options.seeds)
     if options.processes == 1:
-        rows = [tell(one(options, seed)) for seed in seeds]
+        rows = [tell(row) for row in (one(options, seed) for seed in seeds) if row["episodes"]]
     else:
         with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-            rows = [tell(row) for row in pool.imap_unordered(functools.partial(one, options), seeds)]
+            found = pool.imap_unordered(functools.partial(one, options), seeds)
+            rows = [tell(row) for row in found if row["episodes"]]
+    if options.for_s < math.inf:
+        print(json.dumps(add_up(rows)), file=sys.stderr)
     return int(any(row["failure"] for row in rows))
+
+
+def add_up(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sums over seeds: of steps, of episodes, and of all that was counted. Failures come by seed."""
+    total: Counter[str] = Counter()
+    for row in rows:
+        total += Counter({name: count for name, count in row.items() if isinstance(count, int) and name not in NO_SUMS})
+    failures = {row["seed"]: row["failure"]["law"] for row in rows if row["failure"]}
+    return {"seeds": len(rows), **dict(sorted(total.items())), "failures": failures}
 
 
 def one(options: argparse.Namespace, seed: int) -> dict[str, Any]:
     """The line of one seed."""
     logging.basicConfig(level=logging.INFO if options.log else logging.CRITICAL)
     began = time.perf_counter()
-    summary = run(seed, options.steps, options.episode, True, options.mutation, options.world)
+    summary = run(seed, options.steps, options.episode, True, options.mutation, options.world, options.ends_s)
     return told(summary, seed, time.perf_counter() - began)
 
 

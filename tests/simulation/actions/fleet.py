@@ -80,6 +80,10 @@ class FleetTruth:
         wanted = set(nodes)
         return [job for job in (*self.running.values(), *self.ghosts) if wanted & set(job.nodes)]
 
+    def list_working_ghosts(self) -> list[tuple[str, int]]:
+        """Return the attempts that ended by their owner's word alone, and still work: on a node that is not lost."""
+        return [ghost.key for ghost in self.ghosts if not self.lost.keys() >= set(ghost.nodes)]
+
     def repair(self, steady_ms: int) -> None:
         """Return nodes to service whose time has come."""
         self.lost = {node: until_ms for node, until_ms in self.lost.items() if until_ms > steady_ms}

@@ -18,8 +18,8 @@ from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-import httpx
 import msgspec
 
 from fleetcast.fleet import failpoints
@@ -28,11 +28,16 @@ from fleetcast.fleet.requests import PlacementRequest, TopologyConstraint
 from fleetcast.placement.actions.action import ActionKind
 from fleetcast.placement.actions.breaker import BreakerLimits
 from fleetcast.placement.actions.life import ActionRecord, ActionState
+from fleetcast.placement.ahead.queue_trial import try_tree
 from fleetcast.placement.ledger.verify import verify_ledger
+from fleetcast.placement.queues.tree import QueueTree
+from fleetcast.placement.reclaim import victims
 from fleetcast.service.config import PlacerConfig
+from fleetcast.service.placer import queue_file
 from fleetcast.simulator.agents import UNRULY, Manner
 from tests.service.placer.test_queues import QueueWorld
 from tests.service.placer_world import GPUS, NODES, RACK, World
+from tests.simulation.actions.asgi import call_application
 from tests.simulation.actions.fleet import QUEUES, SCRAPE_MS, ActionBoard, FleetJob, FleetTruth, draw_gang
 from tests.simulation.actions.laws import GUARANTEED, ActionLaws
 from tests.simulation.actions.recovery_laws import check_size
@@ -51,6 +56,8 @@ GANG_SCENES = 0.4  # episodes that begin with a gang bound to its rack, among jo
 BOUND_NODES = 4
 POLLED = 4  # agents in one step
 ROWS = 100_000
+EXCHANGES = 4  # no law is about the cost of victims: the search for cheaper sets would be an eighth of all work
+TRIED_TREES = set[str]()  # digests
 FILE = """
 [policy]
 reclaim = "act"
@@ -88,11 +95,24 @@ class ActionPlacer(QueueWorld):
             taken_fleet_share=self.share,
         )
         self.config = msgspec.structs.replace(self.config, placer=placer)
-        World.start(self)
+        with patch.object(queue_file, "try_tree", try_tree_once):
+            World.start(self)
 
     def kill(self) -> None:
         """End as a process does that is killed: an open transaction is rolled back by the next one to open it."""
         self.service.ledger._db.close()
+
+
+def limit_search() -> Any:
+    """Return a context in which the search for cheaper victims makes few tries of each kind."""
+    return patch.object(victims, "MOST_EXCHANGES", EXCHANGES)
+
+
+def try_tree_once(tree: QueueTree) -> None:
+    """Try a queue tree as the placer does when it starts. All episodes have a few trees: each is tried once."""
+    if tree.digest not in TRIED_TREES:
+        try_tree(tree)
+        TRIED_TREES.add(tree.digest)
 
 
 class InlineExecutor(ThreadPoolExecutor):
@@ -307,7 +327,7 @@ class ActionWorld:
                 self.counts[f"replacement by other jobs' nodes {row.state}"] += 1
         self.laws.held = self._sum_held()
         at_work = (*self.truth.running.values(), *self.truth.ghosts)
-        self.laws.working = {job.key for job in at_work}
+        self.laws.working = {*(job.key for job in self.truth.running.values()), *self.truth.list_working_ghosts()}
         self.laws.jobs = self.truth.running
         self.laws.users_of = {job.name: set[str]() for job in at_work}
         for job in at_work:
@@ -319,14 +339,12 @@ class ActionWorld:
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any] | None:
         """Send a request to the placer's routes. Returns None if it is killed in it."""
 
-        async def send() -> tuple[int, Any]:
-            transport = httpx.ASGITransport(self.placer.app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-                content = None if body is None else msgspec.json.encode(body)
-                answer = await client.request(method, path, content=content)
-                return answer.status_code, answer.json()
-
-        return self.within(lambda: self.loop.run_until_complete(send()))  # type: ignore[no-any-return]
+        content = b"" if body is None else msgspec.json.encode(body)
+        answer: tuple[int, Any] | None
+        answer = self.within(
+            lambda: self.loop.run_until_complete(call_application(self.placer.app, method, path, content))
+        )
+        return answer
 
     def _publish(self) -> None:
         self.placer.board.as_of_ms, self.placer.board.steady_ms = self.now_ms, self.steady_ms
