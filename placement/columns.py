@@ -42,6 +42,20 @@ def is_ascending(values: NDArray[Any]) -> bool:
     return bool((values[1:] >= values[:-1]).all())
 
 
+def compute_median(values: NDArray[np.float64]) -> float:
+    """Return the median of numbers without NaN, as `np.median` does. It is 0 without numbers.
+
+    >>> compute_median(np.array([4.0, 1.0, 3.0])), compute_median(np.array([4.0, 1.0]))
+    (3.0, 2.5)
+    """
+    if not len(values):
+        return 0.0
+    half, odd = divmod(len(values), 2)
+    parted = np.partition(values, half)
+    upper: float = parted.item(half)
+    return upper if odd else (parted.item(parted[:half].argmax()) + upper) / 2
+
+
 def find_range(values: NDArray[np.int64]) -> tuple[int, int]:
     """Return the lowest and the highest of one or more numbers. For short columns `argmin` is faster than `min`.
 

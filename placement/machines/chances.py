@@ -61,41 +61,9 @@ class NodeChances:
         self._of_spans: dict[int, tuple[Floats, Floats]] = {}
 
     @cached_property
-    def _survival_order(self) -> Rows:
-        """(n,) the nodes, the most likely to fail first."""
-        return np.asarray(self.logs[0].argsort())
-
-    @cached_property
     def weighted_logs(self) -> Floats:
         """(n,) the weighted sum of both logarithms of each node."""
         return np.asarray(CHANCE_WEIGHTS["risk"] * self.logs[0] + CHANCE_WEIGHTS["slow"] * self.logs[1])
-
-    @cached_property
-    def _weighted_order(self) -> Rows:
-        """(n,) the nodes, the lowest weighted sum first."""
-        return np.asarray(self.weighted_logs.argsort())
-
-    def compute_median_survival(self, passes: NDArray[np.bool_]) -> float:
-        """Return the median log probability that a candidate does not fail, 0 without candidates.
-
-        passes: (n,) whether a node is a candidate.
-        """
-        order = self._survival_order
-        at = passes.take(order).nonzero()[0]
-        if not len(at):
-            return 0.0
-        half, odd = divmod(len(at), 2)
-        logs = self.logs[0]
-        upper = logs.item(order.item(at.item(half)))
-        return float(upper if odd else (logs.item(order.item(at.item(half - 1))) + upper) / 2)
-
-    def sum_highest_logs(self, passes: NDArray[np.bool_], count: int) -> float:
-        """Return the sum of the highest `count` weighted sums among the candidates.
-
-        passes: (n,) whether a node is a candidate.
-        """
-        order = self._weighted_order
-        return float(self.weighted_logs.take(order.take(passes.take(order).nonzero()[0][-count:])).sum())
 
     def compute_for_span(self, span: int) -> tuple[Floats, Floats]:
         """Return (2, n) the chances of gangs of `span` nodes like each node, and (n,) their weighted sum."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,8 +24,7 @@ Part = float | Floats
 Bound = TypeVar("Bound", float, Floats)
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(msgspec.Struct, frozen=True):
     """The number of members that fit into each domain of one level."""
 
     level: Level | None
@@ -68,7 +68,7 @@ class GangBounds:
         The weighted sum of both logarithms is bounded over the best nodes, each logarithm by that of the best node.
         """
         span, scores = self.scores.count_fewest_nodes(self.size), self.scores
-        both = scores.sum_highest_logs(span)
+        both = float(np.partition(scores.weighted_logs, -span)[-span:].sum())
         best = (span * logs.item(logs.argmax()) for logs in (scores.survives, scores.keeps_pace))
         return self._bound_chances(both, *best)
 
@@ -97,7 +97,7 @@ class GangBounds:
 
         both = bound_sums(self.scores.weighted_logs)
         found = np.asarray(self._bound_score(offer.level, self._bound_chances(both), tight))
-        if (found < above).all():
+        if found.max() < above:
             return found
         chances = self._bound_chances(both, bound_sums(self.scores.survives), bound_sums(self.scores.keeps_pace))
         return np.asarray(self._bound_score(offer.level, chances, tight))

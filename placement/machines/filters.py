@@ -6,10 +6,10 @@ unknown (its CPUs, its GPU model), because a promise needs evidence.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from itertools import chain
 from typing import get_args
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,8 +24,7 @@ from fleetcast.placement.queues.closed import ClosedReason, LimitedRequest, filt
 Mask = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class Screen:
+class Screen(msgspec.Struct, frozen=True):
     """The result of all filters for one request.
 
     passes: (n,) bool, the candidates. room: (n,) members that a candidate can host, 0 elsewhere.
@@ -45,7 +44,7 @@ class Screen:
         """Return a copy of the result in which only the nodes of `rows` remain candidates."""
         passes = np.zeros_like(self.passes)
         passes[rows] = True
-        return replace(self, passes=passes, room=np.where(passes, self.room, 0))
+        return msgspec.structs.replace(self, passes=passes, room=np.where(passes, self.room, 0))
 
 
 def screen(request: PlacementRequest, view: ClusterView, options: Options) -> Screen:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,16 +31,15 @@ from fleetcast.placement.machines.domains import GangBounds, Room, sum_per_domai
 from fleetcast.placement.machines.scorers import LEVELS, NodeScores, Part
 
 SCORE_BINS = 20
-MOST_FITS = 3
 MOST_NARROW = 1_000  # domains whose keys fit into 16 bits, for which numpy has a much faster sort
-Filled = tuple[dict[str, Part], Callable[[int], tuple[NDArray[np.int64], NDArray[np.int64]]]]
-"""The parts of the scores of gangs, and a function from the number of a gang to its candidates and members on each."""
+MOST_FITS = 3
+Choose = Callable[[int], tuple[NDArray[np.int64], NDArray[np.int64]]]
+"""A function from the number of a gang to its node rows, and the members on each of them."""
 FEW = 32  # domains that are filled together
 AT_ONCE = 8  # of more, those of the highest bounds come first: mostly no other can win
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(msgspec.Struct, frozen=True):
     """One feasible placement of a gang, with its score.
 
     rows: (k,) node rows. takes: (k,) members on each node. points: the contribution of each part to the
@@ -99,6 +99,8 @@ def find_best_fits(request: PlacementRequest, topology: Topology, scores: NodeSc
         if len(found) == MOST_FITS and scores.has_score_bounds and search.bounds.bound_level_score(offer) < above:
             continue
         fits = search.find_level_fits(offer, above)
+        if not fits:
+            continue
         if found:  # the domains of one level share no nodes
             fits = list(_drop_duplicates(sorted([*found, *fits], key=lambda fit: -fit.score)))[:MOST_FITS]
         found = fits  # stable: the tighter level, the earlier domain wins a tie
@@ -148,7 +150,9 @@ class GangSearch:
     @cached_property
     def _all_room(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(c,) zeros, the domains of a level with one domain, and (1,) its room."""
-        return np.zeros(len(self.scores.rows), np.int64), self.scores.room.sum(keepdims=True)
+        scores = self.scores
+        room = len(scores.rows) * scores.most_room if scores.is_room_uniform else int(scores.room.sum())
+        return np.zeros(len(scores.rows), np.int64), np.array([room])
 
     @cached_property
     def rank(self) -> NDArray[np.int64]:
@@ -170,7 +174,7 @@ class GangSearch:
         if (n <= FEW and not np.isfinite(above)) or not self.scores.is_gang_score_independent:
             return self._fill_wanted_domains(None, offer, feasible)
         bounds = self.bounds.bound_domain_scores(offer, feasible, above)
-        if bounds.max() < above:
+        if bounds.item(bounds.argmax()) < above:
             return []
         likely = bounds >= max(above, np.partition(bounds, -AT_ONCE)[-AT_ONCE] if n > FEW else -np.inf)
         found = self._fill_wanted_domains(likely, offer, feasible) if likely.any() else []
@@ -185,6 +189,9 @@ class GangSearch:
         wanted: (feasible domains,) bool. None means all.
         """
         scores, level = self.scores, offer.level
+        if scores.are_gangs_even(self.size) and scores.domains.is_filled_by_row(level):
+            chosen = feasible.nonzero()[0]
+            return self._fill_evenly(offer, chosen if wanted is None else chosen[wanted])
         if scores.domains.ranges[level][0] >= 0 and np.count_nonzero(feasible) == len(feasible):
             at, domain = np.arange(len(offer.domain)), offer.domain
         else:
@@ -214,40 +221,8 @@ class GangSearch:
         at, domain, sub_domain: (k,) each. at: candidates. domain: numbers from 0 to n - 1. sub_domain:
         ranks of the candidates' sub-domains. None if they do not change the order. most: at least n.
         """
-        scores = self.scores
         at, domain = self._sort_candidates(at, domain, sub_domain, most)
         begins = domain.searchsorted(np.arange(int(domain[-1]) + 2))
-        fill = self._fill_evenly if scores.are_gangs_even(self.size) else self._fill_in_turn
-        parts, choose = fill(level, at, domain, begins)
-        total = scores.compute_total(parts)
-        fits = []
-        for best in _find_highest_scores(total, MOST_FITS):
-            rows, takes = choose(best)
-            points = scores.compute_points(parts, best)
-            fits.append(Fit(level, scores.rows.take(rows), takes, total.item(best), points))
-        return fits
-
-    def _fill_evenly(
-        self, level: Level | None, at: NDArray[np.int64], domain: NDArray[np.integer[Any]], begins: NDArray[np.int64]
-    ) -> Filled:
-        """Fill domains with gangs that `are_gangs_even`, as `_fill_in_turn` would."""
-        scores, size = self.scores, self.size
-        first = begins[:-1]
-        chosen = at.take(first[:, None] + np.arange(scores.count_fewest_nodes(size)))
-        takes = scores.room[: chosen.shape[1]]  # all have the same room
-        parts = scores.score_even_gangs(chosen, level, size)
-        free = (begins[1:] - first) * scores.most_free
-        parts["fit"] = 0.5 * parts["fit"] + size * self.request.gpus_per_node * 0.5 / free
-        return parts, lambda best: (chosen[best], takes)
-
-    def _fill_in_turn(
-        self, level: Level | None, at: NDArray[np.int64], domain: NDArray[np.integer[Any]], begins: NDArray[np.int64]
-    ) -> Filled:
-        """Fill one node after the other. Returns the parts of the scores of gangs, and their nodes.
-
-        at, domain: (k,) candidates in the order in which they are filled, and their domains. begins: (n + 1,) where
-        the candidates of each domain begin.
-        """
         scores, size = self.scores, self.size
         first = begins[:-1]
         used, takes = _fill_in_order(scores.room.take(at), domain, first, size, scores.is_room_uniform)
@@ -259,9 +234,50 @@ class GangSearch:
 
         def choose(best: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
             mine, pool = slice(ends[best], ends[best + 1]), at[begins[best] : begins[best + 1]]
-            return _replace_last_node(scores, pool, chosen[mine], takes[mine])
+            found, members = _replace_last_node(scores, pool, chosen[mine], takes[mine])
+            return scores.rows.take(found), members
 
-        return parts, choose
+        return self._list_fits(level, parts, choose)
+
+    def _sort_alike_candidates(self, level: Level | None) -> NDArray[np.int64]:
+        """Return the rows of the candidates for gangs that `are_gangs_even`, by domain, coarse score and row.
+
+        The order of all nodes depends on their risk and domains alone, so decisions share it.
+        """
+        scores, domains = self.scores, self.scores.domains
+        span, parts = scores.count_fewest_nodes(self.size), scores.score_filled_nodes(self.size)
+
+        def sort() -> NDArray[np.int64]:
+            score = scores.add_to_chances(scores.chances.compute_for_span(span)[1].copy(), *parts)
+            keys = _make_fill_keys(domains.numbers[level], score, domains.ranges[level][1])
+            return np.asarray(keys.argsort(kind="stable"))
+
+        key = ("order", level, span, *parts)
+        order: NDArray[np.int64] = scores.memo.get_or_compute(key, (scores.chances, domains), sort)
+        return order.take(scores.passes.take(order).nonzero()[0])
+
+    def _list_fits(self, level: Level | None, parts: dict[str, Part], choose: Choose) -> list[Fit]:
+        """Return the best three gangs, from the parts of the scores of all gangs."""
+        total, fits = self.scores.compute_total(parts), []
+        for best in _find_highest_scores(total, MOST_FITS):
+            points = self.scores.compute_points(parts, best)
+            fits.append(Fit(level, *choose(best), total.item(best), points))
+        return fits
+
+    def _fill_evenly(self, offer: Room, chosen: NDArray[np.int64]) -> list[Fit]:
+        """Fill domains with gangs that `are_gangs_even`, as `_fill_domains` would.
+
+        chosen: (n,) domains that can hold a gang, ascending.
+        """
+        scores, size, level = self.scores, self.size, offer.level
+        rows = self._sort_alike_candidates(level)
+        first = scores.domains.numbers[level].take(rows).searchsorted(chosen)
+        nodes = rows.take(first[:, None] + np.arange(scores.count_fewest_nodes(size)))
+        parts = scores.score_even_gangs(nodes, level, size)
+        free = offer.members.take(chosen) // scores.most_room * scores.most_free
+        parts["fit"] = 0.5 * parts["fit"] + size * self.request.gpus_per_node * 0.5 / free
+        takes = scores.room[: nodes.shape[1]]  # all have the same room
+        return self._list_fits(level, parts, lambda best: (nodes[best], takes))
 
     def _sort_candidates(
         self, at: NDArray[np.int64], domain: NDArray[np.integer[Any]], sub_domain: NDArray[np.int64] | None, most: int
@@ -272,15 +288,24 @@ class GangSearch:
         domains.
         """
         score, whole = self.scores.compute_node_scores(self.size), len(at) == len(self.scores.rows)
-        kind = np.int16 if most < MOST_NARROW else np.int64
-        filled: NDArray[Any] = domain.astype(kind)
-        filled *= SCORE_BINS + 1
-        filled -= ((score if whole else score.take(at)) * SCORE_BINS).astype(kind)
+        filled = _make_fill_keys(domain, score if whole else score.take(at), most)
         if sub_domain is None or (sub_domain[1:] > sub_domain[:-1]).all():
             order = filled.argsort(kind="stable")  # keeps the order of equals, so the other keys change nothing
         else:
             order = sort_rows_by_keys(self.rank[at], sub_domain, filled + SCORE_BINS)
         return order if whole else at.take(order), domain.take(order)
+
+
+def _make_fill_keys(domain: NDArray[np.integer[Any]], score: NDArray[np.float64], highest: int) -> NDArray[Any]:
+    """Return (k,) keys in whose order domains are filled: by domain, then by coarse score, the best first.
+
+    Scores are coarse, so that nodes of one sub-domain stay together. highest: at least the highest domain.
+    """
+    kind = np.int16 if highest < MOST_NARROW else np.int64
+    keys: NDArray[Any] = domain.astype(kind)
+    keys *= SCORE_BINS + 1
+    keys -= (score * SCORE_BINS).astype(kind)
+    return keys
 
 
 def _find_best_nodes(scores: NodeScores, at: NDArray[np.int64], size: int) -> list[Fit]:

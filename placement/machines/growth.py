@@ -11,8 +11,7 @@ The risk that racks and power domains add is left to the scores. It is a tenth o
 worst member.
 """
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,8 +26,7 @@ Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class GangSize:
+class GangSize(msgspec.Struct, frozen=True):
     """The size of a gang, and the candidates that it may use.
 
     size: members, 0 if an elastic gang fits nowhere. keeps: (c,) the candidates that the gang may use. None

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from fleetcast.fleet.requests import MAX_GPUS_PER_NODE, PlacementRequest
 from fleetcast.fleet.shared_domains import compute_shared_hazard
 from fleetcast.fleet.topology import Level
-from fleetcast.placement.columns import find_range, find_run_begins, is_ascending, sort_rows_by_keys
+from fleetcast.placement.columns import compute_median, find_range, find_run_begins, is_ascending, sort_rows_by_keys
 from fleetcast.placement.machines.chances import CHANCE_WEIGHTS, compute_node_chances, estimate_run_s
 from fleetcast.placement.machines.filters import Screen
 from fleetcast.placement.machines.options import Options
@@ -116,13 +116,11 @@ def count_free_parts(view: ClusterView, milli: int) -> NDArray[np.int64]:
 class NodeScores:
     """The scores of the candidates of one request, as arrays over c candidate rows.
 
-    room: members that each candidate can host. most_room: the largest of these, at least 1.
-    is_room_uniform: whether all candidates can host as many. gpus: (c,) the
-    GPUs of each candidate, or one number if all nodes of the fleet have as many. log_chances: (2, c) log
-    probabilities of not failing and of not slowing down. survives, keeps_pace: its two rows. extra: name → scores of
-    further scorers. has_score_bounds: whether the score of a gang can be bounded. It cannot if a scorer of the
-    operator replaces a built-in part. is_gang_score_independent: whether it can be bounded, and depends only on the
-    gang's own nodes.
+    room: members that each candidate can host. most_room: the largest of these, at least 1. is_room_uniform: whether
+    all candidates can host as many. gpus: (c,) the GPUs of each candidate, or one number if all nodes of the fleet have
+    as many. extra: name → scores of further scorers. has_score_bounds: whether the score of a gang can be bounded. It
+    cannot if a scorer of the operator replaces a built-in part. is_gang_score_independent: whether it can be bounded,
+    and depends only on the gang's own nodes.
     """
 
     def __init__(self, request: PlacementRequest, view: ClusterView, options: Options, screened: Screen) -> None:
@@ -139,18 +137,16 @@ class NodeScores:
         common = self.domains.common_gpus
         self.gpus = view.topology.gpus[rows].astype(np.int64) if common is None else common
         self.horizon_s = estimate_run_s(request, view)
-        self._chances, self._passes = compute_node_chances(view, options, self.horizon_s), screened.passes
-        self.log_chances = self._chances.logs.take(rows, 1)
-        self.survives, self.keeps_pace = self.log_chances[0], self.log_chances[1]
+        self.chances, self.passes = compute_node_chances(view, options, self.horizon_s), screened.passes
         self.extra: dict[str, Floats] = {}
         self.weights, self.total_weight = GANG_WEIGHTS, GANG_WEIGHT
         if options.scorers or request.host_offload:
             self._add_scorers(request, view, options)
         self.has_score_bounds = self.extra.keys().isdisjoint(GANG_PARTS)
-        least, most = max(self._least_free, 1), max(self.most_free, 1)
-        alike = least.bit_length() == most.bit_length()  # `compute_fragments` has the same shapes for both
+        bits = [max(free, 1).bit_length() for free in (self._least_free, self.most_free)]
+        alike = bits[0] == bits[1]  # `compute_fragments` has the same shapes for both
         self.is_gang_score_independent = self.has_score_bounds and self.growth is None and bool(len(rows)) and alike
-        self._view, self._options = view, options
+        self._view, self.memo = view, view.memo
         self._of_nodes: dict[int, NDArray[np.float64]] = {}
         self._filled: dict[int, tuple[Part, Part]] = {}
 
@@ -163,6 +159,16 @@ class NodeScores:
             self.extra["quiet"] = 1 - held / np.maximum(self.gpus, 1)
         self.weights = GANG_WEIGHTS | {name: WEIGHTS.get(name, PLUGIN_WEIGHT) for name in self.extra}
         self.total_weight = sum(self.weights.values())
+
+    @cached_property
+    def survives(self) -> Floats:
+        """(c,) the log probability that each candidate does not fail."""
+        return np.asarray(self.chances.logs[0].take(self.rows))
+
+    @cached_property
+    def keeps_pace(self) -> Floats:
+        """(c,) the log probability that each candidate does not slow down."""
+        return np.asarray(self.chances.logs[1].take(self.rows))
 
     @cached_property
     def advice(self) -> NDArray[np.int8]:
@@ -179,7 +185,7 @@ class NodeScores:
 
         The result is name → (c,), higher is better. It is one number if it is the same for all candidates.
         """
-        chances, _ = self._chances.compute_for_span(self.count_fewest_nodes(size))
+        chances, _ = self.chances.compute_for_span(self.count_fewest_nodes(size))
         risk, slow = chances.take(self.rows, 1)
         fit, packing = self.score_filled_nodes(size)
         return {"risk": risk, "slow": slow, "fit": fit, "packing": packing, **self.extra}
@@ -228,8 +234,11 @@ class NodeScores:
     def _compute_uncached_scores(self, size: int) -> Floats:
         if not self.has_score_bounds:  # a scorer of the operator replaces a built-in part
             return self.compute_total(self.compute_node_parts(size))
-        score = self._chances.compute_for_span(self.count_fewest_nodes(size))[1].take(self.rows)
-        fit, packing = self.score_filled_nodes(size)
+        score = self.chances.compute_for_span(self.count_fewest_nodes(size))[1].take(self.rows)
+        return self.add_to_chances(score, *self.score_filled_nodes(size))
+
+    def add_to_chances(self, score: Floats, fit: Part, packing: Part) -> Floats:
+        """Add the other parts to the weighted chances of nodes, in place, and return their scores."""
         score += WEIGHTS["fit"] * fit
         score += WEIGHTS["packing"] * packing
         for name, part in self.extra.items():
@@ -250,16 +259,16 @@ class NodeScores:
         filled = self.is_room_uniform and size % self.most_room == 0 and not self.extra
         return filled and isinstance(self.score_filled_nodes(size)[0], float)
 
-    def score_even_gangs(self, at: NDArray[np.int64], level: Level | None, size: int) -> dict[str, Part]:
+    def score_even_gangs(self, rows: NDArray[np.int64], level: Level | None, size: int) -> dict[str, Part]:
         """Return what `score_gangs` returns, for gangs that `are_gangs_even`. A part is one number if all share it.
 
-        at: (n, nodes of a gang) candidates.
+        rows: (n, nodes of a gang) node rows.
         """
-        n, span = at.shape
-        survives, keeps_pace = self.log_chances.take(at, 1)
+        n, span = rows.shape
+        survives, keeps_pace = self.chances.logs.take(rows, 1)
         domain = np.arange(n).repeat(span)
-        if span == 1 or not self.domains.shares_all_hazards(level):
-            shared = self.compute_shared_risk(at.ravel(), domain, np.full(n, span), level)
+        if not self.domains.shares_all_hazards(level):
+            shared = self.compute_shared_risk(rows.ravel(), domain, np.full(n, span), level)
         else:
             shared = self._sum_shared_hazards(survives.min(1))
         return {
@@ -293,7 +302,7 @@ class NodeScores:
         """
         size = max(1, int(take.sum()) // max(1, n))
         fit, used = self._score_taken_fit(at, take, size), np.bincount(domain, minlength=n)
-        shared, span = self.compute_shared_risk(at, domain, used, level), self.count_fewest_nodes(size)
+        shared, span = self.compute_shared_risk(self.rows.take(at), domain, used, level), self.count_fewest_nodes(size)
         return {
             "risk": np.exp(np.bincount(domain, self.survives.take(at), n) - shared),
             "slow": np.exp(np.bincount(domain, self.keeps_pace.take(at), n)),
@@ -310,38 +319,34 @@ class NodeScores:
         filled = self.is_room_uniform and (size <= self.most_room or size % self.most_room == 0)
         if not filled or not self.is_gang_score_independent:
             return self.score_fit(at, take)
-        fit, _ = self.score_filled_nodes(size)
+        fit = self.score_filled_nodes(size)[0]
         return fit if isinstance(fit, float) else fit.take(at)
 
     @cached_property
     def _usual_survival(self) -> float:
         """The median log probability that a candidate does not fail."""
-        return self._chances.compute_median_survival(self._passes)
+        return compute_median(self.survives)
 
     @cached_property
     def weighted_logs(self) -> Floats:
         """(c,) the weighted sum of both log chances of each candidate."""
-        return self._chances.weighted_logs.take(self.rows)
-
-    def sum_highest_logs(self, count: int) -> float:
-        """Return the sum of the highest `count` of `weighted_logs`."""
-        return self._chances.sum_highest_logs(self._passes, count)
+        return self.chances.weighted_logs.take(self.rows)
 
     def compute_shared_risk(
-        self, at: NDArray[np.int64], domain: NDArray[np.integer[Any]], used: NDArray[np.int64], level: Level | None
+        self, rows: NDArray[np.int64], domain: NDArray[np.integer[Any]], used: NDArray[np.int64], level: Level | None
     ) -> NDArray[np.float64]:
         """Return (n,) the additional hazard of gangs with several members in one rack, power domain or rail.
 
-        at: (k,) candidates. domain: (k,) domains of this level, 0 to n - 1, ascending, one gang in each. used:
-        (n,) the number of candidates in each domain.
+        rows: (k,) node rows. domain: (k,) domains of this level, 0 to n - 1, ascending, one gang in each. used:
+        (n,) the number of these nodes in each domain.
         """
         found = np.zeros(len(used))
-        survives, usual = self.survives.take(at), self._usual_survival
+        survives, usual = self.chances.logs[0].take(rows), self._usual_survival
         worst: NDArray[np.float64] | None = None
         for name, shared in self.domains.shared_levels.items():
             if not self.domains.is_within(level, shared):
                 excess = np.maximum(usual - survives, 0.0)  # of the hazard above the usual one
-                found += self._compute_hazard_by_parts(name, shared, at, domain, excess, len(used))
+                found += self._compute_hazard_by_parts(name, shared, rows, domain, excess, len(used))
                 continue
             if worst is None:  # each gang lies in one domain, so that its worst member is the worst of the domain
                 least = np.minimum.reduceat(survives, used.cumsum() - used)
@@ -353,17 +358,17 @@ class NodeScores:
         self,
         name: str,
         shared: str,
-        at: NDArray[np.int64],
+        rows: NDArray[np.int64],
         domain: NDArray[np.integer[Any]],
         excess: NDArray[np.float64],
         n: int,
     ) -> NDArray[np.float64]:
         """Return (n,) the additional hazard at a shared level of which a gang may use several domains.
 
-        at, domain, excess: (k,) each.
+        rows, domain, excess: (k,) each.
         """
         lowest, highest = self.domains.ranges[shared]
-        own, gang, hazard = self.domains.numbers[shared].take(self.rows.take(at)), domain, excess
+        own, gang, hazard = self.domains.numbers[shared].take(rows), domain, excess
         if lowest < 0:
             known = own >= 0
             own, gang, hazard = own[known], domain[known], excess[known]

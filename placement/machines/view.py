@@ -83,6 +83,7 @@ class FleetDomains:
         }
         self._within: dict[tuple[str | None, str], bool] = {}
         self._shares_all: dict[Level | None, bool] = {}
+        self._by_row: dict[Level | None, bool] = {}
 
     @cached_property
     def fewest_gpus(self) -> int:
@@ -131,6 +132,17 @@ class FleetDomains:
         if (level, other) not in self._within:
             self._within[level, other] = self._lies_within(level, other)
         return self._within[level, other]
+
+    def is_filled_by_row(self, level: Level | None) -> bool:
+        """Return whether the next tighter known level has one node in each domain, in the order of the nodes.
+
+        Then no sub-domain of this level is filled before another one.
+        """
+        if level not in self._by_row:
+            tighter = reversed(DOMAIN_LEVELS[: DOMAIN_LEVELS.index(level)] if level else DOMAIN_LEVELS)
+            sub = next((sub for sub in tighter if self.ranges[sub][1] >= 0), None)
+            self._by_row[level] = sub in self.single_node_levels
+        return self._by_row[level]
 
     def shares_all_hazards(self, level: Level | None) -> bool:
         """Return whether each domain of a level lies in one domain of each of the `shared_levels`."""
@@ -197,7 +209,7 @@ class RiskByTime:
     gpu_temp_c: NDArray[np.float64]
 
 
-MAX_REMEMBERED = 16
+MAX_REMEMBERED = 64
 
 
 class ViewMemo:
