@@ -387,7 +387,7 @@ class QueueStanding:
             room = self.capacity.get(name, 0.0) - self._compute_new_reserve(leaf, name, gpus)
             if room < 0:
                 free = max(0.0, room + gpus)
-                return f"queue {leaf.name!r} would borrow {format_gpus(name, gpus)}, and others lend {free:g} now"
+                return f"queue {leaf.name!r} wants {format_gpus(name, gpus)} more, and others leave it {free:g} now"
         return ""
 
     @staticmethod

@@ -38,7 +38,7 @@ def explain_plainly(standing: QueueStanding, leaf: str, amounts: dict[str, float
         room = standing.capacity.get(name, 0.0) - add_up_reserve(standing.stands[""], name, gpus, path)
         if name in standing.tree.resources and room < 0:
             lent = f"{max(0.0, room + gpus):g}"
-            return f"queue {leaf!r} would borrow {format_gpus(name, gpus)}, and others lend {lent} now"
+            return f"queue {leaf!r} wants {format_gpus(name, gpus)} more, and others leave it {lent} now"
     return ""
 
 

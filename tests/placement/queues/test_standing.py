@@ -120,7 +120,7 @@ def test_what_idles_is_lent_but_not_what_is_kept() -> None:
     standing = QueueStanding(read_queues(LENT), use(a=60), {"gpu": 100.0})
     assert isinstance(standing.limit_to_quota(waiting("a", gpus=30).request), PlacementRequest)
     said = standing.limit_to_quota(waiting("a", gpus=31).request)
-    assert said == "queue 'a' would borrow 31 GPUs, and others lend 30 now"
+    assert said == "queue 'a' wants 31 GPUs more, and others leave it 30 now"
 
 
 def test_a_lender_gets_its_own_back_as_jobs_end() -> None:
