@@ -7,12 +7,16 @@ slower.
 `BestFit` stays in one rack only if a request requires it. It names nodes, but neither GPUs nor reasons.
 `BestGang` does the work of `decide`: it prefers one rack, and among racks the one whose gang has the best chance.
 It names the GPUs of each member and two more racks, and counts why other nodes are rejected.
+
+A view remembers what depends on its risks alone. So three cases repeat with new risks for each decision, as the first
+decision after a tick has them. The peers keep their lists.
 """
 
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -29,6 +33,7 @@ SIZES = (1_000, 10_000, 80_000, 100_000)
 GPUS_PER_NODE = 8
 RACK = 128  # nodes
 MAX_RISK = 0.5
+NEW_RISKS = "_new_risks"  # of cases in which the view remembers nothing of the risks
 REPEATS = 60  # short runs, of which the fastest counts
 
 
@@ -180,6 +185,7 @@ def _measure_cases(nodes: int) -> list[dict[str, Any]]:
     }
     too_large = PlacementRequest(request_id="a", gang=min(RACK, nodes), gpus_per_node=8, topology=rack)
     cases = [(name, request, "placed") for name, request in placed.items()]
+    cases += [(f"{name}{NEW_RISKS}", request, "placed") for name, request in placed.items()]
     cases.append(("cannot_fit_one_rack", too_large, "refused"))
     return [record for case in cases for record in _measure_decision(view, *case, size)]
 
@@ -191,9 +197,11 @@ def _measure_decision(
     members, each = request.members.min, request.gpus_per_node
     ranks, in_one_rack = members if outcome == "placed" else 0, request.required is Level.RACK
     best_fit, best_gang = BestFit(view), BestGang(view)
+    has_new_risks = name.endswith(NEW_RISKS)
+    views = cycle([view, replace(view, p_fail=view.p_fail.copy())] if has_new_risks else [view])
 
     def decide_once() -> int:
-        decision = decide(request, view)
+        decision = decide(request, next(views))
         assert decision.outcome == outcome, decision.sentence
         assert len(decision.ranks) == ranks
         assert decision.nodes == decision.candidates + sum(decision.rejected.values()) == len(view)

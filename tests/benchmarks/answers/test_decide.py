@@ -5,7 +5,8 @@ from fleetcast.placement.engine import decide
 
 def test_every_case_measures_a_success() -> None:
     records = run((1_000,))
-    cases = ["one_gpu", "gang_in_one_rack", "gang_anywhere", "cannot_fit_one_rack"]
+    placed = ["one_gpu", "gang_in_one_rack", "gang_anywhere"]
+    cases = [*placed, *(f"{case}_new_risks" for case in placed), "cannot_fit_one_rack"]
     assert [record["case"] for record in records] == [case for case in cases for _ in range(2)]
     assert all(record["value"] > 0 for record in records)
     assert len({record["peer"]["name"] for record in records}) == 2
