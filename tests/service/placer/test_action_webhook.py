@@ -90,7 +90,7 @@ def make_webhook(world: ActWorld) -> ActionWebhook:
     return ActionWebhook(world.service.ledger, world.service.actions, world.service.metrics.actions)
 
 
-def run(webhook: ActionWebhook, url: str, seconds: float = 0.5) -> None:
+def run(webhook: ActionWebhook, url: str, seconds: float = 3.0) -> None:
     """Run a webhook for a while, as the placer does until it stops."""
 
     async def go() -> None:
