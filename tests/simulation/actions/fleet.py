@@ -27,6 +27,11 @@ P_FAIL = 0.4  # of a node that is advised to be drained
 _encode = msgspec.json.encode
 
 
+def format_node(node: int) -> str:
+    """Return the name of the node in a row of the board."""
+    return f"n{node + 1:02d}"
+
+
 @dataclass(slots=True, eq=False)
 class FleetJob:
     """One attempt that holds whole nodes. nodes: rows of the board. request_id: its request, "" without one."""
@@ -140,7 +145,7 @@ class ActionBoard(HandBoard):
             "gpus": GPUS * len(job.nodes),
             "started_ms": job.started_ms,
             "queue": job.queue,
-            "held": {f"n{node + 1:02d}": GPUS * 1000 for node in job.nodes},
+            "held": {format_node(node): GPUS * 1000 for node in job.nodes},
             "members": len(job.nodes),
             "gpus_per_member": GPUS,
         }

@@ -11,7 +11,8 @@ to the payer     what an action frees goes to its payer alone, until the action'
 to the gang      the new and the healthy nodes of a gang go to nobody else, until its action has ended. They are held
                  from the sending of the action, or of the stops that free nodes for it
 with its payer   jobs that leave nodes to a gang are sent together with the replacement that follows them
-fair             a queue that gives to another one's guarantee still holds its own once all its stops have happened
+fair             a queue that gives to another one's guarantee still holds its own once all its stops have happened,
+                 and the stopped jobs that fit elsewhere run again
 ids              two actions have one wish only if they say the same
 within bounds    between two resets, no hour takes more GPUs of healthy nodes than the shares of the circuit breaker
 paused           nothing is sent while actions are paused, or while the circuit breaker is open
@@ -27,7 +28,8 @@ from fleetcast.placement.actions.action import RECOVERY, STOPPING, ActionKind
 from fleetcast.placement.actions.breaker import NO_LIMIT, BreakerLimits
 from fleetcast.placement.actions.life import FOLLOWED_BY, ActionRecord, ActionState
 from fleetcast.placement.ledger.ledger import Intent
-from tests.simulation.actions.fleet import FleetJob
+from tests.service.placer_world import GPUS
+from tests.simulation.actions.fleet import FleetJob, format_node
 from tests.simulation.actions.growth_laws import GrowthLaws
 from tests.simulation.actions.recovery_laws import RecoveryLaws
 from tests.simulation.oracle import Broken
@@ -132,21 +134,28 @@ class ActionLaws:
             raise Broken("ids", f"{row.action_id} is {said}, and its wish was {self.wishes[wish]}")
 
     def _check_fairness(self, row: ActionRecord) -> None:
-        """Check that the queue of a stopped job keeps its guarantee."""
+        """Check that the queue of a stopped job keeps its guarantee, with the stopped jobs that fit elsewhere again."""
         if row.action.reason.code != "guarantee":
             return
-        queue = row.action.queue
-        leaving = sum(
-            known.action.gpus
-            for known in self.known.values()
-            if known.is_open
-            and known.was_sent
-            and known.action.queue == queue
-            and known.action.kind in (ActionKind.PREEMPT, ActionKind.SHRINK)
-            and (known.action.job, known.action.attempt) in self.running
-        )
-        if self.held.get(queue, 0) - leaving < GUARANTEED.get(queue, 0):
-            raise Broken("fair", f"{row.action_id} leaves {queue} {self.held.get(queue, 0) - leaving:g} GPUs")
+        queue, stopping, shrinking = row.action.queue, 0, 0
+        for known in self.known.values():
+            if known.is_open and known.was_sent and known.action.queue == queue and known.action.kind in STOPPING:
+                leaving = GPUS * self._count_left_nodes(known)
+                stopping += leaving if known.action.kind is ActionKind.PREEMPT else 0
+                shrinking += leaving if known.action.kind is ActionKind.SHRINK else 0
+        used = {node for job in self.jobs.values() for node in job.nodes}
+        idle_lost = GPUS * len(self.lost - {format_node(node) for node in used})
+        free = self.fleet_gpus - idle_lost - sum(self.held.values()) + stopping + shrinking
+        left = self.held.get(queue, 0) - stopping - shrinking + min(stopping, max(free, 0.0))
+        if left < GUARANTEED.get(queue, 0):
+            raise Broken("fair", f"{row.action_id} leaves {queue} {left:g} GPUs")
+
+    def _count_left_nodes(self, row: ActionRecord) -> int:
+        """Return how many nodes of an action its attempt still uses. An agent may have left them unseen."""
+        job = self.jobs.get(row.action.job)
+        if job is None or job.attempt != row.action.attempt:
+            return 0
+        return len({rank.node for rank in row.action.ranks} & {format_node(node) for node in job.nodes})
 
     def _check_bounds(self, row: ActionRecord, steady_ms: int) -> None:
         since_ms = max(steady_ms - HOUR_MS + SLACK_MS, self.reset_steady_ms)

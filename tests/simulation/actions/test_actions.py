@@ -26,6 +26,8 @@ def test_a_short_run_of_actions_breaks_no_law_and_repeats() -> None:
         (2, 7, 1000),  # a gang gave a whole step, and its queue less than its guarantee was left
         (37, 1, 951),  # a request got a healthy node of a gang that was to get another one
         (60014, 7, 1000),  # a request got GPUs of a job that refused it, and that stopped for another request
+        (50002, 1, 1000),  # the law counted nodes that a gang had left twice
+        (50077, 8, 1000),  # the law did not count a stopped job that fits elsewhere
         (60001, 0, 1000),  # the law took a job on a lost node for one at work
     ],
 )

@@ -10,7 +10,7 @@ from fleetcast.placement.actions.breaker import BreakerLimits
 from fleetcast.placement.actions.life import ActionRecord, ActionState, LifeStep
 from tests.placement.actions.action_world import make_action
 from tests.service.placer_world import GPUS, RACK
-from tests.simulation.actions.fleet import FleetJob
+from tests.simulation.actions.fleet import FleetJob, format_node
 from tests.simulation.actions.laws import ActionLaws
 from tests.simulation.actions.recovery_laws import RecoveryLaws
 from tests.simulation.oracle import Broken
@@ -19,7 +19,7 @@ SHRINK, REPLACE = ActionKind.SHRINK, ActionKind.REPLACE
 
 
 def make_ranks(*nodes: int) -> tuple[RankPlacement, ...]:
-    return tuple(RankPlacement(rank, f"n{node + 1:02d}", tuple(range(GPUS))) for rank, node in enumerate(nodes))
+    return tuple(RankPlacement(rank, format_node(node), tuple(range(GPUS))) for rank, node in enumerate(nodes))
 
 
 @pytest.mark.parametrize(("kind", "leaves", "places", "changes", "law"), [

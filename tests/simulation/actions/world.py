@@ -38,7 +38,7 @@ from fleetcast.simulator.agents import UNRULY, Manner
 from tests.service.placer.test_queues import QueueWorld
 from tests.service.placer_world import GPUS, NODES, RACK, World
 from tests.simulation.actions.asgi import call_application
-from tests.simulation.actions.fleet import QUEUES, SCRAPE_MS, ActionBoard, FleetJob, FleetTruth, draw_gang
+from tests.simulation.actions.fleet import QUEUES, SCRAPE_MS, ActionBoard, FleetJob, FleetTruth, draw_gang, format_node
 from tests.simulation.actions.laws import GUARANTEED, ActionLaws
 from tests.simulation.actions.recovery_laws import check_size
 from tests.simulation.disk import Killed
@@ -331,7 +331,7 @@ class ActionWorld:
         self.laws.jobs = self.truth.running
         self.laws.users_of = {job.name: set[str]() for job in at_work}
         for job in at_work:
-            self.laws.users_of[job.name] |= {f"n{node + 1:02d}" for node in job.nodes if node not in self.truth.lost}
+            self.laws.users_of[job.name] |= {format_node(node) for node in job.nodes if node not in self.truth.lost}
         self.laws.check_actions(rows, self.steady_ms, self.now_ms, self._may_send)
         waiting = {entry.request.request_id for entry in ledger.list_queue_entries()} & self.clients.keys()
         self.laws.check_intents(ledger.list_active_intents(), waiting, self.steady_ms)
@@ -354,7 +354,7 @@ class ActionWorld:
         self._note("a board and a pass")
         self._publish()
         self.laws.running = frozenset(job.key for job in self.truth.running.values())
-        self.laws.lost = frozenset(f"n{node + 1:02d}" for node in self.truth.lost)
+        self.laws.lost = frozenset(format_node(node) for node in self.truth.lost)
         self.laws.growth.jobs = self.laws.recovery.jobs = {row.name: copy(row) for row in self.truth.running.values()}
         self.laws.recovery.lost = frozenset(self.truth.lost)
         is_deaf = self.placer.board.is_deaf and self.placer.board.has_telemetry
