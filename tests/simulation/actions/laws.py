@@ -4,7 +4,7 @@ given once       a job that starts on its placement finds no other job at work o
 lives            an action enters only states that may follow, and its earlier states never change
 begun            an action that an agent has accepted is withdrawn only because its attempt has ended
 seen             an action that is seen has freed its GPUs in truth
-ends             an action that was sent ends when its time is over
+ends             an action that was sent ends in the first whole pass after its time
 not twice        a job has one open action, and a wish that failed after it was sent is never sent again
 not forgotten    what was acknowledged before a kill is there after it
 to the payer     what an action frees goes to its payer alone, until the action's time is over
@@ -168,7 +168,10 @@ class ActionLaws:
             raise Broken("within bounds", f"{sum(recent):g} GPUs within an hour, with {row.action_id}")
 
     def check_ends(self, open_now: Iterable[ActionRecord], steady_ms: int) -> None:
-        """Check that actions which were sent have ended when their time is over. The clock was never set."""
+        """Check that actions which were sent have ended when their time is over.
+
+        The clock was never set, and a whole pass has just been made.
+        """
         for row in open_now:
             if row.action_id in self.sent and steady_ms > self.sent[row.action_id].until_steady_ms + SLACK_MS:
                 raise Broken("ends", f"{row.action_id} is still {row.state} after its time")

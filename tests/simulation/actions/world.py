@@ -366,13 +366,18 @@ class ActionWorld:
         if self.placer.service.failures.last:
             raise Broken("no end", self.placer.service.failures.last)
         self._may_send = False
-        if self.counts["kills"] == kills and not self.placer.service.backlog.stalled:
-            self._check_growth()
-        if not self.counts["fault clock"]:
-            self.laws.check_ends(self.placer.service.ledger.actions.list_open(), self.steady_ms)
+        if self.counts["kills"] == kills:
+            self._check_whole_pass()
         self._read_decisions()
 
     _may_send = False
+
+    def _check_whole_pass(self) -> None:
+        """Check what a pass achieves by its end. A pass in which the placer is killed may achieve nothing."""
+        if not self.placer.service.backlog.stalled:
+            self._check_growth()
+        if not self.counts["fault clock"]:
+            self.laws.check_ends(self.placer.service.ledger.actions.list_open(), self.steady_ms)
 
     def _check_growth(self) -> None:
         """Check that no request waits that would fit on the nodes of growth which may still be withdrawn."""
