@@ -177,13 +177,12 @@ class NodeBorrowing:
         for opened in self._control.propose([following], now_ms, may_repeat=True).opened:
             self._losses.record_borrowing(action.job, action.attempt, opened.action_id)
 
-    def send_due(self, record: ActionRecord, fleet: ObservedFleet, now_ms: int) -> None:
-        """Send a replacement if all jobs have left its nodes and its attempt still runs."""
+    def is_due(self, record: ActionRecord, fleet: ObservedFleet) -> bool:
+        """Return whether a replacement is sent now: all jobs have left its nodes, and its attempt still runs."""
         before = [self._control.get_action(action_id) for action_id in record.action.after]
-        if all(row.state is ActionState.SEEN for row in before) and (
-            (record.action.job, record.action.attempt) in fleet.seen
-        ):
-            self._control.send([record.action_id], now_ms)
+        has_nodes = all(row.state is ActionState.SEEN for row in before)
+        still_runs = (record.action.job, record.action.attempt) in fleet.seen
+        return has_nodes and still_runs and not self._control.explain_stop()
 
     def explain_failure(self, record: ActionRecord) -> str:
         """Return a sentence about the job that does not leave its nodes, or "" if each has left or may still leave."""

@@ -50,7 +50,7 @@ Mask = NDArray[np.bool_]
 MOST_GANGS = 16  # whose recovery one pass searches
 MOST_TRIES = 2  # failed actions of one attempt; then only advice
 RECOVERED = "its nodes are healthy, or the job has ended"
-MORE_FAILED = "other nodes are concerned now"
+OTHERS_FAILED = "other nodes are concerned now"
 HAS_ROOM = "it has room elsewhere now"
 OTHER_CAUSE = "its nodes are concerned for another cause now"
 RUNS_AGAIN = "its next attempt runs"
@@ -139,25 +139,31 @@ class RecoveryAdvisor:
             has_finished = (record.action.job, record.action.attempt) in observed.finished
             why = RECOVERED if has_finished else ""
             if not (has_finished or record.may_have_begun) and is_overtaken(record.action, observed.view):
-                why = MORE_FAILED
+                why = OTHERS_FAILED
             waits = record.is_underway and not record.was_sent
             if waits and not why:
                 why = NOT_SENT if policy.mode != "act" else self._explain_end_of_wait(record, observed)
             if record.is_underway and why:
                 self._borrowing.withdraw(record, why, now_ms, has_ended=has_finished)
                 overtaken.add(record.action.job)
-            elif waits:
-                self._borrowing.send_due(record, observed, now_ms)
+            elif waits and self._borrowing.is_due(record, observed):
+                self._control.send([record.action_id], now_ms)
         return overtaken
 
     def _explain_end_of_wait(self, record: ActionRecord, observed: ObservedFleet) -> str:
-        """Return why a replacement no longer waits for the nodes of other jobs, or ""."""
+        """Return why a replacement no longer waits for the nodes of other jobs, or "".
+
+        If only some of the lost nodes are back once it is due, the gang stays on those: it gets fewer new nodes.
+        """
         view, action = observed.view, record.action
         if (action.job, action.attempt) not in observed.seen:
             return RUNS_AGAIN if action.job in view.jobs else self._borrowing.explain_failure(record)
         rows = [row for rank in action.ranks if (row := view.inventory.row.get(rank.node, -1)) >= 0]
-        if not (view.state[rows] == NodeState.LOST).any():
+        lost = view.state[rows] == NodeState.LOST
+        if not lost.any():
             return RECOVERED
+        if not lost.all() and self._borrowing.is_due(record, observed):
+            return OTHERS_FAILED
         return self._borrowing.explain_failure(record)
 
     def _withdraw_others(self, proposed: Sequence[ActionRecord], present: dict[str, JobAction], now_ms: int) -> None:
@@ -167,7 +173,7 @@ class RecoveryAdvisor:
             if action is None:
                 self._control.withdraw(record.action_id, RECOVERED, now_ms)
             elif action.compute_key() != record.action.compute_key():
-                self._control.withdraw(record.action_id, MORE_FAILED, now_ms)
+                self._control.withdraw(record.action_id, OTHERS_FAILED, now_ms)
             elif find_cause(action) != find_cause(record.action):
                 self._control.withdraw(record.action_id, OTHER_CAUSE, now_ms)
             elif record.action.reason.code.endswith(WAITS) and not action.reason.code.endswith(WAITS):

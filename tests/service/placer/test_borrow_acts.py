@@ -149,6 +149,25 @@ def test_healthy_nodes_or_more_lost_ones_end_the_borrowing(world: BorrowWorld) -
     assert world.rows()["big"].why == "its nodes are healthy, or the job has ended"
 
 
+def test_once_all_jobs_have_left_the_gang_stays_on_a_lost_node_that_is_back(world: BorrowWorld) -> None:
+    assert world.lose(1, 2) == {"a": "sent", "big": "proposed"}
+    first = world.rows()["big"].action
+    world.reply("a", "accept")
+    world.lose(1)
+    assert world.rows()["big"].action == first, "its nodes are held until all jobs have left"
+    world.service.actions.pause(world.clock.now_ms(), "boss")
+    world.leave("a")
+    assert world.rows()["big"].action == first, "while nothing is sent, its nodes are held, too"
+    world.service.actions.resume(world.clock.now_ms(), "boss")
+    world.agents_pass_at(10)
+    assert world.states() == {"a": "seen", "big": "sent"}
+    action = world.rows()["big"].action
+    assert (action.reason.code, action.gpus, action.lost_gpus) == ("lost_free", GPUS, GPUS)
+    assert [rank.node for rank in action.ranks] == ["n02"]
+    (withdrawn,) = (row for row in world.service.ledger.actions.read_after(0, 99) if row.action.after)
+    assert withdrawn.why == "other nodes are concerned now"
+
+
 def test_a_job_that_began_to_stop_leaves_its_nodes_to_the_gang_that_lost_one_more(world: BorrowWorld) -> None:
     world.lose(1)
     world.reply("a", "accept")

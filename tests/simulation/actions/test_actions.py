@@ -29,6 +29,7 @@ def test_a_short_run_of_actions_breaks_no_law_and_repeats() -> None:
         (50002, 1, 1000),  # the law counted nodes that a gang had left twice
         (50077, 8, 1000),  # the law did not count a stopped job that fits elsewhere
         (60001, 0, 1000),  # the law took a job on a lost node for one at work
+        (50097, 3, 1000),  # a gang left a node that was back, and the circuit breaker counted it as lost
         (50128, 6, 1000),  # the law asked for the end of an action after a pass in which the placer was killed
     ],
 )
