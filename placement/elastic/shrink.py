@@ -133,7 +133,8 @@ def saves_time(request: PlacementRequest, shrunk: ShrunkGangs, jobs: RunningJobs
     for one in shrunk.shrinks:
         row = jobs.row[one.job]
         exponent = float(jobs.speed_exponent[row])
-        left = compute_speed(one.size / float(jobs.members[row]), SPEED_EXPONENT if np.isnan(exponent) else exponent)
+        share = one.size / (one.size + len(one.ranks))  # the table may not know how many members run
+        left = compute_speed(share, SPEED_EXPONENT if np.isnan(exponent) else exponent)
         later_s += run_s / ratio * (1 - left) + 2 * float(pause_s[row])
     return wait_s + run_s - run_s / ratio > later_s
 

@@ -1,6 +1,7 @@
 """Laws of gangs that give up members for a request."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,9 @@ def test_the_time_that_a_request_saves_is_compared_with_the_time_that_gangs_lose
     slower_s = run_s - 1000.0
     assert saves_time(request, shrunk, jobs, lost_s + slower_s + 1, 1000.0)
     assert not saves_time(request, shrunk, jobs, lost_s + slower_s - 1, 1000.0)
+    unknown = replace(jobs, members=np.zeros_like(jobs.members))  # as for a start that names no node
+    assert saves_time(request, shrunk, unknown, lost_s + slower_s + 1, 1000.0)
+    assert not saves_time(request, shrunk, unknown, lost_s + slower_s - 1, 1000.0)
 
 
 @pytest.mark.parametrize(
