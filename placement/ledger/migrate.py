@@ -24,7 +24,8 @@ from fleetcast.placement.ledger.schema import (
 )
 
 MIGRATED = "migrated"
-ACTION_SWITCHES = "mark.actions"  # whether actions are paused, and the circuit breaker
+FACTS_OF_ACTIONS = ("mark.actions", "mark.promised_sets", "mark.gang_losses", SAID_AFTER)
+"""Keys of facts that mean nothing without the table of actions. "mark.actions" has the switches and the breaker."""
 DOWNGRADED = 3  # the version that `drop_actions` leaves
 
 
@@ -59,7 +60,7 @@ def migrate(db: sqlite3.Connection, version: int) -> None:
 def drop_actions(db: sqlite3.Connection) -> None:
     """Make a file of this version one of version 3, inside the caller's transaction. Its actions are lost."""
     db.execute("DROP TABLE actions")
-    db.execute("DELETE FROM state WHERE key IN (?, ?)", [ACTION_SWITCHES, SAID_AFTER])
+    db.executemany("DELETE FROM state WHERE key = ?", [[key] for key in FACTS_OF_ACTIONS])
     db.execute(f"PRAGMA user_version = {DOWNGRADED}")
 
 

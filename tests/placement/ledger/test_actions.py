@@ -17,6 +17,8 @@ from fleetcast.placement.actions.life import ActionRecord, ActionState, IllegalT
 from fleetcast.placement.ledger.ledger import Ledger, LedgerError
 from fleetcast.placement.ledger.schema import explain_schema_mismatch, read_schema
 from fleetcast.placement.ledger.verify import verify_ledger
+from fleetcast.service.placer.gang_losses import GANG_LOSSES
+from fleetcast.service.placer.promised_sets import PROMISED_SETS
 from tests.placement.actions.action_world import make_action
 
 S = ActionState
@@ -219,7 +221,7 @@ def test_a_ledger_goes_back_to_version_3_and_forward_again(tmp_path: Path) -> No
     path = tmp_path / "l"
     ledger = Ledger(path)
     fill(ledger)
-    ledger.record_marks(actions={"paused_by": "ada"}, another=1)
+    ledger.record_marks(actions={"paused_by": "ada"}, **{PROMISED_SETS: [{}], GANG_LOSSES: [{}]}, another=1)
     before = stored(ledger)
     with pytest.raises(ConflictError, match="3 actions are open"):
         ledger.downgrade(30, "ada")

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from fleetcast.placement.actions.life import ActionState
+from fleetcast.placement.ledger.ledger import Ledger
 from fleetcast.placement.ledger.verify import verify_ledger
 from fleetcast.placement.machines.view import Hearing
 from fleetcast.service.config import PlacerConfig
@@ -279,6 +281,19 @@ def test_a_failed_borrowing_is_remembered_however_often_the_advice_changed(world
         world.lose(1)
     assert {job: row.state for job, row in world.rows().items() if row.is_open} == {"big": "proposed"}
     assert world.rows()["big"].action.reason.code == "lost_wait"
+
+
+def test_a_ledger_that_lost_its_actions_names_no_borrowing(world: BorrowWorld) -> None:
+    world.lose(1)
+    world.reply("a", "refuse", why="no")
+    world.agents_pass_at(10)
+    for record in world.service.actions.list_open():
+        world.service.ledger.actions.enter(record, ActionState.WITHDRAWN, world.clock.now_ms(), "ada")
+    world.close()
+    Ledger(world.config.ledger).downgrade(world.clock.now_ms(), "ada")
+    world.start()
+    world.agents_pass_at(10)
+    assert world.states() == {"a": "sent", "big": "proposed"}
 
 
 def test_only_jobs_of_the_required_domain_leave_their_nodes(world: BorrowWorld) -> None:
