@@ -129,7 +129,7 @@ class FutureSampler:
     restart_s: Mapping[str, float] = field(default_factory=dict)  # running job → seconds until its next attempt works
     running: RunningJobs = NO_RUNNING_JOBS
     find_room: Callable[[PlacementRequest], Ints] = lambda request: np.zeros(0, np.int64)
-    _following: list[Ints] = field(default_factory=list)  # rooms of next attempts, so that their ids stay theirs
+    _following: list[Ints] = field(default_factory=list)  # rooms of next attempts: `_make_ask` needs them alive
     _slots: list[Slot] = field(default_factory=list)
     _found: dict[tuple[object, ...], int] = field(default_factory=dict)
     _slot_by_ask: dict[AskKey, int | None] = field(default_factory=dict)  # None: the empty fleet has no room
@@ -302,7 +302,7 @@ class FutureSampler:
     def _make_ask(self, request: PlacementRequest, room: Ints) -> GangAsk | None:
         """Return the slots that a request asks for, or None if even the empty fleet has no room for them."""
         level, members, each = get_widest_level(request), request.members.min, request.gpus_per_node * request.milli
-        key = id(room), level, members, each, request.spread  # `self.room` keeps the array alive
+        key = id(room), level, members, each, request.spread  # `self.room` and `self._following` keep the array alive
         if key not in self._slot_by_ask:
             self._slot_by_ask[key] = self._find_slot_with_room(key, room)
         slot = self._slot_by_ask[key]

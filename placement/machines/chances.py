@@ -10,10 +10,10 @@ from fleetcast.fleet.shared_domains import compute_carried_heat, interpolate_haz
 from fleetcast.placement.machines.options import Options, fill_unknown_risk
 from fleetcast.placement.machines.view import ClusterView
 
-CHANCE_WEIGHTS = {"risk": 3.0, "slow": 2.0}  # of both chances in the score of a gang
+CHANCE_WEIGHTS = {"risk": 3.0, "slow": 2.0}  # the weight of each chance in the score of a gang
 HIGHEST_RISK = 1 - 1e-9
 SHORTEST_S, LONGEST_S = 600.0, 86_400.0
-MOST_SPANS = 16  # of which the chances are remembered
+MOST_SPANS = 16  # whose chances are remembered
 
 Floats = NDArray[np.float64]  # an alias: an inner function would make the type at each call
 Rows = NDArray[np.int64]
@@ -52,13 +52,13 @@ def interpolate_risks(view: ClusterView, duration_s: float) -> tuple[NDArray[np.
 class NodeChances:
     """The chances of all n nodes that nothing interrupts a job and nothing slows it down.
 
-    They depend on the risk alone, so many decisions share them. logs: (2, n) log probabilities of not failing, and of
-    not slowing down.
+    They depend on the risk alone, so many decisions share them. logs: (2, n) log probabilities that a node does not
+    fail, and that it does not slow down.
     """
 
     def __init__(self, logs: Floats) -> None:
         self.logs = logs
-        self._of_spans: dict[int, tuple[Floats, Floats]] = {}
+        self._by_span: dict[int, tuple[Floats, Floats]] = {}
 
     @cached_property
     def weighted_logs(self) -> Floats:
@@ -67,13 +67,13 @@ class NodeChances:
 
     def compute_for_span(self, span: int) -> tuple[Floats, Floats]:
         """Return (2, n) the chances of gangs of `span` nodes like each node, and (n,) their weighted sum."""
-        found = self._of_spans.get(span)
+        found = self._by_span.get(span)
         if found is None:
-            if len(self._of_spans) >= MOST_SPANS:
-                self._of_spans.clear()
+            if len(self._by_span) >= MOST_SPANS:
+                self._by_span.clear()
             chances = np.exp(span * self.logs)
             found = chances, CHANCE_WEIGHTS["risk"] * chances[0] + CHANCE_WEIGHTS["slow"] * chances[1]
-            self._of_spans[span] = found
+            self._by_span[span] = found
         return found
 
 

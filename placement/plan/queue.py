@@ -246,7 +246,7 @@ class PassState:
             elif promised.is_short:
                 self._propose_reclaim(allowed, MAX_MS, 0)
         if short is not None:
-            self._propose_reclaim(short, MAX_MS, 0, is_last=False)
+            self._propose_reclaim(short, MAX_MS, 0, is_postponed=True)
         return self.turns.sort_entries(left) if self.placed else left
 
     def try_entry(self, entry: WaitingEntry) -> None:
@@ -409,11 +409,13 @@ class PassState:
             return
         self._add_wait(entry, reason)
 
-    def _propose_reclaim(self, request: PlacementRequest, shadow_ms: int, queued_ms: int, is_last: bool = True) -> None:
+    def _propose_reclaim(
+        self, request: PlacementRequest, shadow_ms: int, queued_ms: int, is_postponed: bool = False
+    ) -> None:
         """Look for running jobs to stop for a request, which should fit by itself at `shadow_ms`.
 
-        A pass proposes one set of jobs. is_last: otherwise the search is postponed, with the present state of the
-        pass. It runs if no other one does.
+        A pass proposes one set of jobs. is_postponed: the search keeps the present state of the pass, and runs at its
+        end if no other search has run.
         """
         standing, facts, options = self.turns.standing, self.reclaim, self.options
         if facts is None or standing is None or (self.proposal is not None and self.proposal.sends):
@@ -422,7 +424,7 @@ class PassState:
         others = {name: promised for name, promised in self.promises.items() if promised is not own}
         placed = {entry.request.request_id for entry, _ in self.placed}
         final = count_promises(standing, self.turns.holds, facts.leaving, others, placed)
-        if not is_last and final is standing:
+        if is_postponed and final is standing:
             final = standing.copy()
         view, holds, run_s = self.view, dict(self.turns.holds), self._estimate_limited_run_s(request)
 
@@ -430,7 +432,7 @@ class PassState:
             released = view if own is None else own.release_all(view)
             return propose_reclaim(request, released, final, holds, facts, options, shadow_ms, queued_ms, run_s)
 
-        if not is_last:
+        if is_postponed:
             self.postponed = search
             return
         self.proposal = found = search()
@@ -438,7 +440,7 @@ class PassState:
             self.view = hold_placement(self.view, request, found.victims.decision.ranks)
 
     def _estimate_limited_run_s(self, request: PlacementRequest) -> float | None:
-        """Return the median run time of a request at full size. Without a limit too little is known: returns None."""
+        """Return the median run time of a request at full size. Returns None without a limit: too little is known."""
         if request.limit_s is None:
             return None
         gpus = request.members.desired * request.gpus_per_node

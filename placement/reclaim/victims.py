@@ -262,7 +262,8 @@ class VictimSearch:
     def _makes_cheaper_set(self, best: Mask, victims: Mask, members: Ints, rows: Ints, stays: int = -1) -> bool:
         """Stop these jobs, and restore those that are not needed. Returns whether this costs less than the set `best`.
 
-        The same victims are trimmed once: sets that were compared before cost no less than the best one since.
+        rows: always the same in one search. A set that was compared before is not trimmed again: it costs no less than
+        the best one since.
         """
         tried = victims.tobytes(), members.tobytes(), stays
         if tried in self._tried:

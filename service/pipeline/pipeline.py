@@ -96,7 +96,7 @@ class Pipeline:
         yield from (self._tick_forever(), self._snapshot_forever(), self.time.check_standstill_forever())
         yield from (self.archive_writer.flush_forever(), self.archive_writer.compact_archive_forever())
         if self.share.is_first:
-            for each in self.capabilities:
+            for each in self.capabilities:  # hard signals of other pipelines do not wait for a board
                 yield each.work(self.state) if each is self.others else self._work_after_first_board(each)
 
     async def _work_after_first_board(self, capability: Capability) -> None:

@@ -1,6 +1,6 @@
 """The times since which running gangs lack nodes, and the replacement for which each gang last borrowed nodes.
 
-They are a mark in the ledger, so that neither a restart nor a change of the advice forgets them.
+The ledger stores them as a mark, so that they survive a restart and every change of the advice.
 """
 
 from collections.abc import Collection, Mapping
@@ -30,7 +30,7 @@ class GangLoss(msgspec.Struct, frozen=True):
 
 
 class GangLosses:
-    """The lost nodes of the gangs of one ledger. A job that lost all its nodes is none of them."""
+    """The lost nodes of the gangs of one ledger. A job that lost all its nodes is left out."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

@@ -328,9 +328,11 @@ class SlurmExecutor:
         await self._slurm.change_job(job.id, admin_comment=remove_stop(job.admin_comment))
 
     async def _end_holds(self, jobs: Mapping[str, ControlledJob], holds: Mapping[str, str]) -> None:
-        """End the reservations whose job runs or is gone. Raises SourceError or SlurmRefused.
+        """End the reservations that their job no longer needs, or whose job is gone.
 
-        Slurm deletes no reservation in use, so the job leaves it first. A job also leaves one that no longer exists.
+        A waiting job needs its reservation until it runs. A running gang needs it until it has all the nodes, or until
+        its time is over. Slurm deletes no reservation in use, so the job leaves it first. A job also leaves one that
+        no longer exists. Raises SourceError or SlurmRefused.
         """
         for job in jobs.values():
             is_using = job.reservation == PREFIX + job.id
@@ -338,7 +340,9 @@ class SlurmExecutor:
                 await self._slurm.set_reservation(job.id, "")
         stops = [stop for job in jobs.values() if (stop := parse_stop(job.admin_comment)) is not None]
         gangs = {stop.gang for stop in stops if self._measure_rest_s(stop)[1] > 0}
-        gangs |= {gang for gang, end_ms in self._gangs_ms.items() if self._clock.steady_ms() < end_ms}
+        now_ms = self._clock.steady_ms()
+        self._gangs_ms = {gang: end_ms for gang, end_ms in self._gangs_ms.items() if now_ms < end_ms}
+        gangs |= self._gangs_ms.keys()
         for name, nodes in holds.items():
             payer = jobs.get(name.removeprefix(PREFIX))
             waits = payer is not None and (payer.state == PENDING or is_replaced(payer))

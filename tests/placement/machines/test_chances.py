@@ -12,4 +12,4 @@ def test_only_some_spans_are_remembered() -> None:
         found, weighted = chances.compute_for_span(span)
         assert found[:, 0].tolist() == pytest.approx([0.9**span, 0.7**span])
         assert weighted.tolist() == (CHANCE_WEIGHTS["risk"] * found[0] + CHANCE_WEIGHTS["slow"] * found[1]).tolist()
-        assert len(chances._of_spans) <= MOST_SPANS
+        assert len(chances._by_span) <= MOST_SPANS
