@@ -214,18 +214,18 @@ class VacatedRoom:
     def make_filter_view(self) -> ClusterView:
         """Return a view for filters. It has the resources that the stopped jobs free, and still lists all jobs."""
         milli = np.maximum(self._usable - self._held, 0).astype(np.int16)
-        return self._give_back_host(replace(self.view, milli=milli), self._given_back)
+        return self._give_back_host(replace(self.view, milli=milli))
 
     def make_view(self) -> ClusterView:
         """Return the view without the stopped jobs, once they have released everything that they hold."""
         names = {self.parts.names[job] for job in np.flatnonzero(self.stopped).tolist()}
+        return self._give_back_host(remove_jobs(self.view, names))
+
+    def _give_back_host(self, view: ClusterView) -> ClusterView:
         back = self._given_back
         if not self._needs_host:  # no room depended on them, so they are only added up here
             at = self.parts.list_parts(np.flatnonzero(self.stopped))
             back = self._sum_host(at, self.parts.row[at], len(self.view))
-        return self._give_back_host(remove_jobs(self.view, names), back)
-
-    def _give_back_host(self, view: ClusterView, back: Floats) -> ClusterView:
         cpus, memory_gib = (_add_amounts(*both) for both in zip(self._host, back, strict=True))
         return replace(view, free_cpus=cpus, free_host_memory_gib=memory_gib)
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 
 from fleetcast.fleet.requests import Gang, PlacementRequest, TopologyConstraint
+from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.slots import HeldParts
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.reclaim.room import HostAmounts
@@ -155,6 +156,17 @@ def test_cpus_and_memory_are_given_back_where_they_are_known() -> None:
     assert found == NoVictims("no_room", 0, 1)
     left = find(request, view, [1.0, 9.0], known).view
     assert left.free_cpus.tolist() == [0.0, 64.0]
+
+
+@pytest.mark.parametrize("asked", [None, 8])
+def test_filters_of_the_operator_see_the_cpus_that_jobs_give_back(asked: int | None) -> None:
+    holders = np.array([[0] * 8, [1] * 8])
+    view = make_view(holders, 2, free_cpus=np.zeros(2))
+    host = HostAmounts(np.array([64.0, 16.0]), np.full(2, np.nan))
+    options = Options(filters=(("few_cpus", lambda request, view, options: view.free_cpus < 32),))
+    found = find_victims(ask(1, 8, cpus=asked), view, np.array([9.0, 1.0]), options, host)
+    assert isinstance(found, ChosenVictims)
+    assert found.chosen.jobs == ("j0",)
 
 
 def test_where_cpus_are_missing_a_cheap_job_beside_the_nodes_of_the_best_price_is_found() -> None:
