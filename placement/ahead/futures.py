@@ -214,10 +214,11 @@ class FutureSampler:
         found: dict[str, list[FutureVictim]] = {}
         for payer, stop in self.stops.items():
             found[payer] = []
-            for job in sorted((stop.jobs | stop.holds) & gangs.keys()):
+            jobs = stop.jobs & self.running.row.keys()  # a next attempt that begins now is not asked to stop
+            for job in sorted((jobs | stop.holds) & gangs.keys()):
                 hold = self.turns.holds.get(job)
                 key = behind.get(hold.leaf if hold is not None else "", max(self.places.newcomers))
-                ask = self._make_returning_ask(job, *gangs[job]) if job in stop.jobs else None
+                ask = self._make_returning_ask(job, *gangs[job]) if job in jobs else None
                 found[payer].append(FutureVictim(job, numbers[job], *gangs[job], ask, key))
         return found
 

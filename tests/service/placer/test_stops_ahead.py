@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fleetcast.placement.machines.view import Hearing
 from fleetcast.service.placer.stops_ahead import make_stops_ahead
 from tests.service.placer.test_act import ActWorld, send_stop
 from tests.service.placer.test_reclaim import OLD_S
@@ -67,3 +68,20 @@ def test_start_times_are_due_again_once_jobs_are_asked_to_stop(world: ActWorld) 
     world.agents_pass_at(0)
     assert world.states() == {"a": "sent"}
     assert world.starts._is_due()
+
+
+def test_a_next_attempt_may_start_while_the_stop_of_the_last_one_is_not_seen(world: ActWorld) -> None:
+    world.board.hearing = Hearing.FRESH
+    world.fill(own=("owed", 4), a=("lender", 4), b=("lender", 6), c=("lender", 2))
+    world.board.more = {"a": {"checkpoint_ms": world.clock.now_ms() + 1000 * (OLD_S - 10)}}
+    world.wait_for("p", "owed", 4)
+    world.agents_pass_at(OLD_S)
+    assert world.states() == {"a": "sent"}
+    world.end("a")
+    world.end("c")
+    world.beat(1000)
+    world.wait_for("again", "owed", 2, job="a", attempt=2, limit_s=600, priority=5)
+    assert world.states() == {"a": "sent"}
+    paths = asyncio.run(world.starts.refresh())
+    assert np.median(paths.starts_s["again"]) == 0
+    assert np.median(paths.starts_s["p"]) > 0
