@@ -15,7 +15,7 @@ from fleetcast.placement.ahead.sampled_future import Arrival, Future, PayerStop,
 from fleetcast.placement.ahead.stops import PlannedStop
 from fleetcast.placement.machines.fit import get_widest_level
 from fleetcast.placement.machines.gang_room import Fleet, GangAsk, Slot
-from fleetcast.placement.machines.running_jobs import NO_RUNNING_JOBS, RunningJobs
+from fleetcast.placement.machines.running_jobs import RunningJobs
 from fleetcast.placement.machines.slots import WHOLE, list_held_parts
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.next_attempt import make_next_attempt
@@ -110,25 +110,28 @@ class FutureSampler:
     """A simulator of the queue along sampled paths. It holds the data that all paths share.
 
     left_s: running job → (path,) sampled seconds until it ends. planned_end_s: running job → seconds
-    until it ends by the queue's estimate.
+    until it ends by the queue's estimate. room: of each entry. is_settled: whether all entries that may start now have
+    started. stops: request_id → the jobs that stop for it. restart_s: running job → seconds until its next attempt
+    works. running: the running jobs, without those that begin now. find_room: a function from a request to its room.
+    Room: (n,) the members that fit on each node of the empty fleet.
     """
 
     view: ClusterView
     left_s: Mapping[str, Array]
     planned_end_s: Mapping[str, float]
     queue: Sequence[WaitingEntry]
-    room: Sequence[Ints]  # of each entry (n,)
+    room: Sequence[Ints]
     run_s: Array  # (entry, path)
     run_times: RunTimeQuantiles
     now_ms: int
     turns: QueueTurns
-    arrivals: ArrivalForecast | None = None
-    is_settled: bool = False  # whoever may start now has started
-    fleet_type: type[Fleet] = Fleet
-    stops: Mapping[str, PlannedStop] = field(default_factory=dict)  # request_id → the jobs that stop for it
-    restart_s: Mapping[str, float] = field(default_factory=dict)  # running job → seconds until its next attempt works
-    running: RunningJobs = NO_RUNNING_JOBS
-    find_room: Callable[[PlacementRequest], Ints] = lambda request: np.zeros(0, np.int64)
+    arrivals: ArrivalForecast | None
+    is_settled: bool
+    fleet_type: type[Fleet]
+    stops: Mapping[str, PlannedStop]
+    restart_s: Mapping[str, float]
+    running: RunningJobs
+    find_room: Callable[[PlacementRequest], Ints]
     _following: list[Ints] = field(default_factory=list)  # rooms of next attempts: `_make_ask` needs them alive
     _slots: list[Slot] = field(default_factory=list)
     _found: dict[tuple[object, ...], int] = field(default_factory=dict)
