@@ -13,7 +13,7 @@ from fleetcast.placement.machines.view import ClusterView
 CHANCE_WEIGHTS = {"risk": 3.0, "slow": 2.0}  # the weight of each chance in the score of a gang
 HIGHEST_RISK = 1 - 1e-9
 SHORTEST_S, LONGEST_S = 600.0, 86_400.0
-MOST_SPANS = 16  # whose chances are remembered
+MOST_SPANS = 16  # whose weighted chances are remembered
 
 Floats = NDArray[np.float64]  # an alias: an inner function would make the type at each call
 Rows = NDArray[np.int64]
@@ -58,22 +58,26 @@ class NodeChances:
 
     def __init__(self, logs: Floats) -> None:
         self.logs = logs
-        self._by_span: dict[int, tuple[Floats, Floats]] = {}
+        self._by_span: dict[int, Floats] = {}
+
+    @cached_property
+    def of_one_node(self) -> Floats:
+        """(2, n) the chances of a gang on one node."""
+        return np.exp(self.logs)
 
     @cached_property
     def weighted_logs(self) -> Floats:
         """(n,) the weighted sum of both logarithms of each node."""
         return np.asarray(CHANCE_WEIGHTS["risk"] * self.logs[0] + CHANCE_WEIGHTS["slow"] * self.logs[1])
 
-    def compute_for_span(self, span: int) -> tuple[Floats, Floats]:
-        """Return (2, n) the chances of gangs of `span` nodes like each node, and (n,) their weighted sum."""
+    def weigh_for_span(self, span: int) -> Floats:
+        """Return (n,) the weighted sum of the chances of gangs of `span` nodes like each node."""
         found = self._by_span.get(span)
         if found is None:
             if len(self._by_span) >= MOST_SPANS:
                 self._by_span.clear()
-            chances = np.exp(span * self.logs)
-            found = chances, CHANCE_WEIGHTS["risk"] * chances[0] + CHANCE_WEIGHTS["slow"] * chances[1]
-            self._by_span[span] = found
+            risk, slow = self.of_one_node if span == 1 else np.exp(span * self.logs)
+            found = self._by_span[span] = CHANCE_WEIGHTS["risk"] * risk + CHANCE_WEIGHTS["slow"] * slow
         return found
 
 

@@ -248,7 +248,7 @@ class GangSearch:
         span, parts = scores.count_fewest_nodes(self.size), scores.score_filled_nodes(self.size)
 
         def sort() -> NDArray[np.int64]:
-            score = scores.add_to_chances(scores.chances.compute_for_span(span)[1].copy(), *parts)
+            score = scores.add_to_chances(scores.chances.weigh_for_span(span).copy(), *parts)
             keys = _make_fill_keys(domains.numbers[level], score, domains.ranges[level][1])
             return np.asarray(keys.argsort(kind="stable"))
 

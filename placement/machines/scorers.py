@@ -185,8 +185,11 @@ class NodeScores:
 
         The result is name → (c,), higher is better. It is one number if it is the same for all candidates.
         """
-        chances, _ = self.chances.compute_for_span(self.count_fewest_nodes(size))
-        risk, slow = chances.take(self.rows, 1)
+        span, chances = self.count_fewest_nodes(size), self.chances
+        if span == 1:
+            risk, slow = chances.of_one_node.take(self.rows, 1)
+        else:
+            risk, slow = np.exp(span * chances.logs.take(self.rows, 1))
         fit, packing = self.score_filled_nodes(size)
         return {"risk": risk, "slow": slow, "fit": fit, "packing": packing, **self.extra}
 
@@ -234,7 +237,7 @@ class NodeScores:
     def _compute_uncached_scores(self, size: int) -> Floats:
         if not self.has_score_bounds:  # a scorer of the operator replaces a built-in part
             return self.compute_total(self.compute_node_parts(size))
-        score = self.chances.compute_for_span(self.count_fewest_nodes(size))[1].take(self.rows)
+        score = self.chances.weigh_for_span(self.count_fewest_nodes(size)).take(self.rows)
         return self.add_to_chances(score, *self.score_filled_nodes(size))
 
     def add_to_chances(self, score: Floats, fit: Part, packing: Part) -> Floats:
