@@ -307,6 +307,7 @@ class FleetState:
 
         This bounds both job tables.
         """
+        self._live_copies = None  # an attempt waits again once the later attempts of its job are dropped
         self.fold.pack_old_attempts(now_ms - RESTS_AFTER_MS, now_ms - history_days * 86_400_000, MOST_ENDED)
         if forgotten := self.jobs.drop_oldest_jobs(MOST_RESTING):
             logger.warning("forgot %d jobs at rest before their time: the limit is %d", forgotten, MOST_RESTING)

@@ -190,3 +190,13 @@ def test_what_was_told_does_not_change_when_more_is_told() -> None:
     assert [(row.job, row.attempt) for row in later.running] == [("k", 1), ("j", 2)]
     assert not later.nodes["n1"].drained
     assert (first.position, later.position) == (3, 7)
+
+
+def test_an_attempt_waits_again_once_the_later_attempts_of_its_job_are_dropped() -> None:
+    state, now_ms = empty_state(), 30 * 24 * 60 * MINUTE
+    later = Started(job="j", attempt=2, sequence=0, time_ms=2, nodes=("a",))
+    ended = Finished(job="j", attempt=2, sequence=1, time_ms=3)
+    state.apply(Batch(events=(Submitted(job="j", sequence=0, time_ms=1), later, ended)), now_ms)
+    assert state.copy_events(now_ms).queued == []
+    state.pack_old_jobs(now_ms, history_days=1)
+    assert [(row.job, row.attempt) for row in state.copy_events(now_ms).queued] == [("j", 1)]
