@@ -46,11 +46,14 @@ class GangLosses:
         return self._losses
 
     def update(self, observed: ObservedFleet, now_ms: int) -> None:
-        """Record which gangs have lost nodes now. The caller holds the ledger's transaction."""
+        """Record which gangs have lost nodes now. The caller holds the ledger's transaction.
+
+        If the clock was set back, an earlier loss counts from now on, so that no patience becomes longer than usual.
+        """
         before, after = self.read(), dict[Attempt, GangLoss]()
         for attempt, nodes in _list_lost_nodes(observed).items():
             known = before.get(attempt, GangLoss(*attempt))
-            lost_ms = {node: known.lost_ms.get(node, now_ms) for node in nodes}
+            lost_ms = {node: min(now_ms, known.lost_ms.get(node, now_ms)) for node in nodes}
             after[attempt] = msgspec.structs.replace(known, lost_ms=lost_ms)
         for attempt, known in before.items():
             if known.borrowing and attempt in observed.seen and attempt not in after:

@@ -272,6 +272,17 @@ def test_patience_begins_anew_with_the_loss_of_a_node_that_was_back(tmp_path: Pa
     world.close()
 
 
+def test_patience_is_never_longer_because_the_clock_was_set_back(tmp_path: Path) -> None:
+    world = BorrowWorld(tmp_path, FILE.replace("preempt_after_s = 0", "preempt_after_s = 600"))
+    world.lose(1)
+    world.clock.time_ms -= 300_000
+    world.agents_pass_at(10)
+    assert world.states() == {"big": "proposed"}
+    world.agents_pass_at(600)
+    assert world.states() == {"a": "sent", "big": "proposed"}
+    world.close()
+
+
 def test_a_failed_borrowing_is_remembered_however_often_the_advice_changed(world: BorrowWorld) -> None:
     world.lose(1)
     world.reply("a", "refuse", why="no")
