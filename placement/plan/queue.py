@@ -430,7 +430,8 @@ class PassState:
 
         def search() -> ReclaimProposal:
             released = view if own is None else own.release_all(view)
-            return propose_reclaim(request, released, final, holds, facts, options, shadow_ms, queued_ms, run_s)
+            propose = facts.propose or propose_reclaim
+            return propose(request, released, final, holds, facts, options, shadow_ms, queued_ms, run_s)
 
         if is_postponed:
             self.postponed = search

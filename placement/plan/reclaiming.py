@@ -5,7 +5,7 @@ Jobs that end soon by themselves are waited for. What a pass finds is a proposal
 The placer sends a proposal to executors only if the pass says that it may be sent.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -49,7 +49,8 @@ class ReclaimInput:
     """The facts by which a pass may propose to stop running jobs.
 
     jobs: the running jobs of the board. Jobs that the pass itself places are not among them.
-    find: the search for victims. Plays compare it with others. leaving: job → the share of its GPUs that it was
+    find: the search for victims. Plays compare it with others. propose: called instead of `propose_reclaim`, with
+    its arguments. leaving: job → the share of its GPUs that it was
     asked to give up and still holds. barred: job → why nobody can stop it now.
     failed: request_id → the jobs that did not stop for it. exhausted: requests for which no further jobs are
     stopped. rigid: the jobs whose size no executor can change. bounds: None if they are unknown. impatient: a
@@ -61,6 +62,7 @@ class ReclaimInput:
     tree: QueueTree
     jobs: RunningJobs
     find: VictimSearcher = find_victims
+    propose: Callable[..., "ReclaimProposal"] | None = None
     leaving: Mapping[str, float] = field(default_factory=dict)
     barred: Mapping[str, Eligibility] = field(default_factory=dict)
     failed: Mapping[str, frozenset[str]] = field(default_factory=dict)

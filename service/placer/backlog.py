@@ -13,11 +13,12 @@ from fleetcast.placement.ledger.ledger import QueueEntry
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.plan.dropped_claims import DroppedClaims
 from fleetcast.placement.plan.queue import ONE_LINE, Plan, Wait, WaitingEntry
+from fleetcast.placement.plan.reclaiming import ReclaimInput
 from fleetcast.placement.plan.timeline import add_request_placement
 from fleetcast.placement.plan.turns import QueueTurns
 from fleetcast.service.answers.placements import QueueRow
 from fleetcast.service.placer.decision_writer import DecisionWriter
-from fleetcast.service.placer.failures import PASS, Failures
+from fleetcast.service.placer.failures import ACTIONS, PASS, Failures
 from fleetcast.service.placer.growth import GrowthAdvisor
 from fleetcast.service.placer.promised_view import PromisedView, explain_attempt_conflict
 from fleetcast.service.placer.queue_pass import QueuePass
@@ -84,7 +85,8 @@ class RequestBacklog:
             self._advisor.withdraw_all("no request waits", self._clock.now_ms())
             with suppress(StaleError):
                 observed = self._recover(self._view.observe_fleet(), self._options())  # charges go on as well
-                self.growth.record_growth(None, self._queues.make_turns(observed), observed, self._options())
+                with self._failures.contain(ACTIONS):
+                    self.growth.record_growth(None, self._queues.make_turns(observed), observed, self._options())
             return None
         try:
             options = self._options()
@@ -98,7 +100,7 @@ class RequestBacklog:
             self._decisions.refuse(entry.request, why, "queue")
             self._metrics.decisions.labels("refused", "queue").inc()
         dropped = self.dropped_claims.choose_dropped_claims(entry.request.request_id for entry in wanted)
-        turns, reclaim = self._queues.make_turns(observed), self._advisor.make_input(observed, options.now_ms)
+        turns, reclaim = self._queues.make_turns(observed), self._make_reclaim_input(observed, options.now_ms)
         promises = self._view.promised_sets.make_promises(options.now_ms)
         return QueuePass(wanted, observed, options, turns, dropped, stranded, reclaim, promises)
 
@@ -114,7 +116,7 @@ class RequestBacklog:
         queued_ms = before.queued_ms if before else options.now_ms
         queue[request.request_id] = QueueEntry(request, b"", queued_ms)
         wanted, stranded, _ = self._sort_out_entries(list(queue.values()), observed)
-        facts = self._advisor.make_input(observed, options.now_ms)
+        facts = self._make_reclaim_input(observed, options.now_ms)
         return QueuePass(
             wanted,
             observed,
@@ -125,9 +127,15 @@ class RequestBacklog:
             promises=self._view.promised_sets.make_promises(options.now_ms),
         )
 
+    def _make_reclaim_input(self, observed: ObservedFleet, now_ms: int) -> ReclaimInput | None:
+        facts = None
+        with self._failures.contain(ACTIONS):
+            facts = self._advisor.make_input(observed, now_ms)
+        return facts and replace(facts, propose=self._failures.propose_reclaim)
+
     def _recover(self, observed: ObservedFleet, options: Options) -> ObservedFleet:
         """Let gangs with lost nodes get what they need. Returns the fleet with the GPUs that are held for them."""
-        with self._ledger.transaction():
+        with self._failures.contain(ACTIONS), self._ledger.transaction():
             self._recovery.record_actions(observed, options)
         return self._view.observe_for_pass()
 
@@ -174,12 +182,14 @@ class RequestBacklog:
                 view = view if unchanged else add_request_placement(view, request, decision.ranks)
                 placed.append(decision)
             self.growth.make_way(growths, placed, turns.standing, view, begun.options.now_ms)
-            self._advisor.record_proposal(planned.proposal, begun.observed, begun.options.now_ms, unchanged)
             self._ledger.record_marks(
                 over_quota=sorted(name for name, wait in waits.items() if wait.reason.is_over_quota)
             )
+        with self._failures.contain(ACTIONS), self._ledger.transaction():
+            self._advisor.record_proposal(planned.proposal, begun.observed, begun.options.now_ms, unchanged)
         if unchanged:
-            self.growth.record_growth(planned, begun.turns, observed, begun.options)
+            with self._failures.contain(ACTIONS):
+                self.growth.record_growth(planned, begun.turns, observed, begun.options)
         self.waits = waits
         self._queues.file.confirm_tree()
         self.planned, self.pass_ms = planned, begun.options.now_ms

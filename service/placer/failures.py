@@ -4,15 +4,22 @@ No failure ends the process.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from prometheus_client import Counter
 
+from fleetcast.fleet.errors import StaleError
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.ledger.rows import LedgerError
+from fleetcast.placement.plan.reclaiming import ReclaimProposal, propose_reclaim
+
 logger = logging.getLogger(__name__)
 
 PASS, START_TIMES = "pass over the queue", "sampling of start times"
+ACTIONS = "acting on running jobs"
 
 
 class Failures:
@@ -23,7 +30,7 @@ class Failures:
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
-        for part in (PASS, START_TIMES):
+        for part in (PASS, START_TIMES, ACTIONS):
             counter.labels(part)
         self._logged: dict[str, str] = {}
         self.last: Exception | None = None
@@ -40,6 +47,26 @@ class Failures:
             self._logged[part] = why
             logger.error("%s; the placer goes on", why, exc_info=error)
         return why
+
+    @contextmanager
+    def contain(self, part: str) -> Iterator[None]:
+        """Record a failure of a part instead of raising it.
+
+        Raises StaleError and LedgerError all the same: without its board or its ledger the placer decides nothing.
+        """
+        try:
+            yield
+        except (StaleError, LedgerError):
+            raise
+        except Exception as error:
+            self.record(part, error)
+
+    def propose_reclaim(self, request: PlacementRequest, *facts: Any) -> ReclaimProposal:
+        """Call `propose_reclaim`. If it fails, no job is stopped for the request."""
+        try:
+            return propose_reclaim(request, *facts)
+        except Exception as error:
+            return ReclaimProposal("none", request, f"stops no job: {self.record(ACTIONS, error)}")
 
     def guard_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a filter so that a failure rejects every node instead of raising."""
