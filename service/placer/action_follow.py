@@ -84,6 +84,8 @@ class ActionFollower:
             return Finding.NOT_YET
         now = self._board_ms, self._clock.steady_ms()
         first = self._ended_ms.setdefault(record.action_id, now)
+        if now[0] < first[0]:  # the clock was set back
+            first = self._ended_ms[record.action_id] = now
         return judge_freed_gpus(record.action.ranks, observed.view, min(now[0] - first[0], now[1] - first[1]))
 
     def _list_expired(self, now_ms: int) -> dict[str, ActionRecord]:
@@ -120,10 +122,12 @@ def has_happened(action: JobAction, observed: ObservedFleet) -> bool:
     runs = action.job in view.jobs
     own = view.holders == view.jobs.index(action.job) if runs else np.zeros(view.holders.shape, bool)
     frees, places = mask_ranks(view, action.ranks), mask_ranks(view, action.places)
+    wanted = len({(rank.node, gpu) for rank in action.places for gpu in rank.gpus})  # the view may lack some of them
+    has_places = int((own & places).sum()) == wanted
     if action.kind not in STOPPING:
-        return bool(own[places].all())
+        return has_places
     is_later = action.kind is ActionKind.REPLACE and own.any() and (action.job, action.attempt) not in observed.seen
-    return not (own & frees & ~places).any() and (is_later or bool(own[places].all()))
+    return not (own & frees & ~places).any() and (is_later or has_places)
 
 
 def judge_freed_gpus(ranks: tuple[RankPlacement, ...], view: ClusterView, since_ms: int) -> Finding:

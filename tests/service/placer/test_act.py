@@ -235,6 +235,23 @@ def test_a_stop_whose_payer_no_longer_waits_counts_against_further_stops(world: 
     assert world.placed() == {"q": ["n05", "n06", "n07", "n08"]}
 
 
+@pytest.mark.parametrize("set_ms", [-3_600_000, 3_600_000])
+def test_a_clock_that_is_set_after_a_job_has_left_delays_its_request_by_the_readings_alone(
+    world: ActWorld, set_ms: int
+) -> None:
+    world.board.hearing = Hearing.FRESH
+    send_stop(world)
+    world.end("a")
+    world.pass_at(10)
+    world.clock.time_ms += set_ms
+    world.pass_at(10)
+    world.pass_at(70)
+    assert world.states() == {"a": "sent"}
+    world.pass_at(20)
+    assert world.states() == {"a": "seen"}
+    assert set(world.placed()) == {"p"}
+
+
 def test_an_idle_reading_of_a_minute_is_needed_and_late_telemetry_waits(world: ActWorld) -> None:
     world.board.hearing = Hearing.FRESH
     send_stop(world)

@@ -4,13 +4,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from fleetcast.fleet.requests import RankPlacement
 from fleetcast.placement.actions.life import ActionRecord
 from fleetcast.placement.ledger.verify import verify_ledger
 from fleetcast.placement.machines.running_jobs import JobRun
 from fleetcast.placement.plan.promised import make_gang_hold_name
 from fleetcast.service.config import PlacerConfig
+from fleetcast.service.placer.action_follow import has_happened
 from fleetcast.service.placer.actions import OCCUPANCY
 from tests.service.placer.test_act import ACT, ACT_LATE_S, ActWorld
 from tests.service.placer.test_reclaim import OLD_S
@@ -76,6 +79,16 @@ def test_growth_is_sent_held_for_its_job_alone_and_seen_on_the_board(world: Grow
     world.ask("DELETE", "/queue/p")
     world.agents_pass_at(OLD_S)
     assert world.states() == {"wide": "seen"}, "it has its full size"
+
+
+def test_growth_onto_a_node_that_left_the_fleet_has_not_happened(world: GrowthWorld) -> None:
+    world.agents_pass_at(OLD_S)
+    action, observed = world.last().action, world.service.view.observe_fleet()
+    places = tuple(msgspec.structs.replace(place, node=f"gone-{place.node}") for place in action.places)
+    assert not has_happened(msgspec.structs.replace(action, places=places), observed)
+    own = tuple(RankPlacement(0, f"n{row + 1:02d}", tuple(range(GPUS))) for row in world.board.jobs["wide"])
+    assert has_happened(msgspec.structs.replace(action, places=own), observed)
+    assert not has_happened(msgspec.structs.replace(action, places=(*own, *places)), observed)
 
 
 def test_a_request_gets_the_gpus_of_growth_that_no_agent_has_accepted(world: GrowthWorld) -> None:
