@@ -50,30 +50,42 @@ class ExecutorWorker:
         self._records, self._clock, self._link = records, clock, link
         self._sent_s: deque[float] = deque()  # when actions were sent within the last minute
         self._failures, self._until_s, self._follow_s = 0, 0.0, 0.0
+        self._unanswered: set[str] = set()  # open actions about which it did not answer
         self._lines = 0
 
     async def step(self, rows: Sequence[ActionRow], *, may_send: bool) -> None:
         """Send new actions, and follow those that were sent. An executor that does not answer gets a pause.
 
+        The next step then sends the other actions first, because the answer may be missing for one job alone.
         may_send: whether new actions may be sent.
         """
         now_s = asyncio.get_running_loop().time()
         self.status.withdrawn = self._records.is_withdrawn(self.status.name)
         if now_s < self._until_s:
             return
-        try:
-            accepted = [row for row in rows if row.state is ActionState.ACCEPTED]
-            self.status.held_back = 0
-            for row in rows:
+        failure = ""
+        self._unanswered.intersection_update(row.action_id for row in rows)
+        accepted = [row for row in rows if row.state is ActionState.ACCEPTED]
+        self.status.held_back = 0
+        for row in sorted(rows, key=lambda row: row.action_id in self._unanswered):
+            try:
                 if row.state is ActionState.SENT and await self._send(row, may_send):
                     accepted.append(row)
+            except SourceError as error:
+                failure = str(error)
+                self._unanswered.add(row.action_id)
+                break
+        try:
             if accepted or now_s >= self._follow_s:
                 self._follow_s = now_s + IDLE_FOLLOW_S
                 await self._follow(accepted)
-            self.status.ours = len(accepted)
-            self._failures, self.status.error = 0, ""
         except SourceError as error:
-            self._record_failure(str(error))
+            failure = failure or str(error)
+        self.status.ours = len(accepted)
+        if failure:
+            self._record_failure(failure)
+        else:
+            self._failures, self.status.error = 0, ""
 
     def _record_failure(self, error: str) -> None:
         if error != self.status.error:

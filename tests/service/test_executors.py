@@ -36,6 +36,7 @@ class MemoryExecutor:
         self.sent: list[ActionOrder] = []
         self.followed: list[list[str]] = []
         self.hangs = False
+        self.blocked: set[str] = set()  # jobs about which it does not answer
 
     def explain_inability(self, kind: str, job: str) -> str:
         return "" if kind == "preempt" else f"cannot {kind}"
@@ -44,6 +45,8 @@ class MemoryExecutor:
         self.sent.append(order)
         if self.hangs:
             await asyncio.Event().wait()
+        if order.job in self.blocked:
+            return SendReply(SendOutcome.UNREACHABLE, "no answer about this job")
         if self.answer is ACCEPTED and order.action_id not in self.begun:
             self.begun[order.action_id] = 1
         return self.answer
@@ -172,6 +175,20 @@ def test_an_executor_that_does_not_answer_gets_the_action_again_after_a_pause(wo
     SYSTEM.answer = ACCEPTED
     world.run(lambda: world.state(action)[0] == "accepted")
     assert [order.action_id for order in SYSTEM.sent] == [action, action]
+
+
+def test_a_job_without_an_answer_delays_no_other_action(world: HostWorld) -> None:
+    before = world.open_action("before")
+    world.run(lambda: world.state(before)[0] == "accepted")
+    SYSTEM.blocked = {"stuck", "stuck too"}
+    stuck = [world.open_action("stuck"), world.open_action("stuck too")]
+    others = [world.open_action("one"), world.open_action("other")]
+    SYSTEM.followed = []
+    status = world.run(lambda: all(world.state(action)[0] == "accepted" for action in others))
+    assert (status.error, [world.state(action)[0] for action in stuck]) == ("no answer about this job", ["sent"] * 2)
+    assert SYSTEM.followed[0][0] == before, "what was accepted is still followed"
+    SYSTEM.blocked = set()
+    world.run(lambda: all(world.state(action)[0] == "accepted" for action in stuck))
 
 
 def test_a_host_killed_between_send_and_accept_does_nothing_twice(
