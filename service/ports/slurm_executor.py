@@ -332,12 +332,13 @@ class SlurmExecutor:
 
         A waiting job needs its reservation until it runs. A running gang needs it until it has all the nodes, or until
         its time is over. Slurm deletes no reservation in use, so the job leaves it first. A job also leaves one that
-        no longer exists. Raises SourceError or SlurmRefused.
+        no longer exists. What Slurm refuses is tried again by the next call. Raises SourceError, or SlurmRefused for
+        an unreadable list of nodes.
         """
         for job in jobs.values():
             is_using = job.reservation == PREFIX + job.id
             if is_using and (job.state != PENDING or job.reservation not in holds):
-                await self._slurm.set_reservation(job.id, "")
+                await _log_refusal(self._slurm.set_reservation(job.id, ""))
         stops = [stop for job in jobs.values() if (stop := parse_stop(job.admin_comment)) is not None]
         gangs = {stop.gang for stop in stops if self._measure_rest_s(stop)[1] > 0}
         now_ms = self._clock.steady_ms()
@@ -347,7 +348,7 @@ class SlurmExecutor:
             payer = jobs.get(name.removeprefix(PREFIX))
             waits = payer is not None and (payer.state == PENDING or is_replaced(payer))
             if payer is None or not (waits or (payer.id in gangs and not _has_nodes(payer, nodes))):
-                await self._slurm.delete_hold(name)
+                await _log_refusal(self._slurm.delete_hold(name))
 
 
 def _has_happened(job: ControlledJob, stop: SlurmStop) -> bool:
@@ -368,6 +369,14 @@ def _may_forget(job: ControlledJob, stop: SlurmStop, *, is_over: bool, is_open: 
     if is_over and not is_open:
         return True
     return job.state == RUNNING and _has_happened(job, stop) and (is_open or stop.kind != ActionKind.GROW)
+
+
+async def _log_refusal(work: Awaitable[None]) -> None:
+    """Make a change that may concern one job or reservation alone, and log it if Slurm refuses it."""
+    try:
+        await work
+    except SlurmRefused as error:
+        logger.info("a reservation stays as it is: %s", error)
 
 
 async def _answer(work: Awaitable[SendReply]) -> SendReply:

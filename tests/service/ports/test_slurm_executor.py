@@ -1,7 +1,7 @@
 """The executor `slurm` over a Slurm in memory that is away after any of its calls, and a process that begins again."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,20 +26,34 @@ ORDER = ActionOrder("0f-1", "preempt", "1", 1, 8.0, (RankPlacement(0, "n1"),), (
 
 
 class StoppableSlurm(SlurmJobCommands):
-    """Slurm in memory. away_after: the numbers of calls after which it is away once, although it has done them."""
+    """Slurm in memory. away_after: the numbers of calls after which it is away once, although it has done them.
 
-    def __init__(self, *jobs: ControlledJob, away_after: Sequence[int] = (), words: str = "") -> None:
+    fixed: jobs and reservations of which Slurm changes and deletes no reservation.
+    """
+
+    def __init__(
+        self,
+        *jobs: ControlledJob,
+        away_after: Sequence[int] = (),
+        words: str = "",
+        fixed: Collection[str] = (),
+    ) -> None:
         super().__init__()
         self.queue = {job.id: job for job in jobs}
         self.held: dict[str, str] = {}
         self.ended: set[str] = set()
         self.away_after, self.words = set(away_after), words
         self.calls: list[str] = []
+        self.fixed = fixed
 
     def _done(self, call: str) -> None:
         self.calls.append(call)
         if len(self.calls) in self.away_after:
             raise SourceError("slurmctld is away")
+
+    def _refuse_fixed(self, name: str) -> None:
+        if name in self.fixed:
+            raise SlurmRefused(f"{name} is in use")
 
     def _change(self, job: str, **changes: Any) -> None:
         self.queue[job] = replace(self.queue[job], **changes)
@@ -94,10 +108,12 @@ class StoppableSlurm(SlurmJobCommands):
         self._done("hold")
 
     async def set_reservation(self, job: str, name: str) -> None:
+        self._refuse_fixed(job)
         self._change(job, reservation=name)
         self._done("reservation")
 
     async def delete_hold(self, name: str) -> None:
+        self._refuse_fixed(name)
         assert name not in {job.reservation for job in self.queue.values()}  # Slurm refuses it
         del self.held[name]
         self._done("delete")
@@ -282,6 +298,14 @@ def test_what_slurm_refuses_after_the_grace_leaves_no_mark() -> None:
     site.now_s = 121.0
     assert site.follow(ORDER) == [(SendOutcome.REFUSED, "Slurm refuses: not today")]
     assert (slurm.queue["1"].state, slurm.queue["1"].admin_comment) == ("RUNNING", "")
+
+
+def test_a_job_and_a_reservation_that_slurm_does_not_change_keep_no_other_reservation() -> None:
+    completing = replace(VICTIM, state="COMPLETING", reservation="fleetcast-1")
+    slurm = StoppableSlurm(completing, fixed={"1", "fleetcast-1", "fleetcast-7"})
+    slurm.held = {"fleetcast-1": "n1", "fleetcast-7": "n7", "fleetcast-8": "n8"}
+    Site(slurm).follow()
+    assert slurm.held == {"fleetcast-1": "n1", "fleetcast-7": "n7"}
 
 
 def test_a_job_with_an_open_action_is_not_stopped_by_a_second_action() -> None:
