@@ -231,7 +231,7 @@ def _decode_change(line: bytes) -> tuple[str, msgspec.Raw, str]:
 def _make_refusal(status: int, body: bytes) -> Exception:
     try:
         head = _object(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         head = _Object()
     if status == 410:
         return ExpiredError(head.message)

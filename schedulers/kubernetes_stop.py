@@ -92,7 +92,7 @@ class _PodCondition(msgspec.Struct):
 
 class _FailureRule(msgspec.Struct, rename="camel"):
     action: str
-    on_pod_conditions: list[_PodCondition] = []
+    on_pod_conditions: list[_PodCondition] | None = None
 
 
 class _FailurePolicy(msgspec.Struct):
@@ -142,7 +142,7 @@ class StoppableJob(msgspec.Struct):
         Otherwise each eviction brings the Job nearer to its backoffLimit, and delays its next pods by minutes.
         """
         for rule in self.spec.pod_failure_policy.rules if self.spec.pod_failure_policy else ():
-            if any(row.type == "DisruptionTarget" and row.status == "True" for row in rule.on_pod_conditions):
+            if any(row.type == "DisruptionTarget" and row.status == "True" for row in rule.on_pod_conditions or ()):
                 return rule.action == "Ignore"
         return False
 

@@ -100,7 +100,7 @@ def test_a_queue_of_the_cohort_that_preempts_is_named(rule: dict[str, str]) -> N
 def test_the_first_rule_on_disruptions_says_whether_an_eviction_counts() -> None:
     ignore = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
     fail = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget"}]}
-    by_exit = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}
+    by_exit = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}, "onPodConditions": None}
     assert job(by_exit, ignore).ignores_disruptions
     assert not job(fail, ignore).ignores_disruptions
     assert not job(by_exit).ignores_disruptions

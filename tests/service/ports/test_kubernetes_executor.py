@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from fleetcast.clients.kube_api import KubeAccount, KubeApi
+from fleetcast.clients.kube_api import KubeAccount, KubeApi, KubeRefused
 from fleetcast.fleet.clock import Clock, ManualClock
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.requests import RankPlacement
@@ -151,6 +151,25 @@ def test_the_client_reads_the_clock_of_the_server(tmp_path: Path) -> None:
             return before, api.server_ms
 
     assert asyncio.run(ask()) == (None, 1_795_773_027_000)
+
+
+def test_a_refusal_that_is_no_text_is_a_refusal_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret")
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=502, body=b'{"message": "\xff"}')
+
+    async def ask() -> int:
+        app = web.Application()
+        app.router.add_get("/now", answer)
+        async with TestServer(app) as server:
+            api = KubeApi(KubeAccount(str(server.make_url("")), str(tmp_path / "token")))
+            with pytest.raises(KubeRefused) as refusal:
+                await api.get("/now")
+            await api.close()
+            return refusal.value.status
+
+    assert asyncio.run(ask()) == 502
 
 
 def test_whether_a_pod_is_overdue_is_read_on_the_clock_of_the_server() -> None:
