@@ -33,6 +33,7 @@ class Eligibility(IntEnum):
     NO_EXECUTOR = -8  # no executor can stop it
     IN_ACTION = -9  # an executor carries out an action on it
     FAILED = -10  # an executor did not stop it for this request
+    UNSIZED = -11  # the number of its GPUs is unknown, so that its stop would seem to cost nothing
 
 
 _SENTENCES = {
@@ -46,6 +47,7 @@ _SENTENCES = {
     Eligibility.NO_EXECUTOR: "that no executor can stop",
     Eligibility.IN_ACTION: "on which another action is open",
     Eligibility.FAILED: "that did not stop when asked",
+    Eligibility.UNSIZED: "of unknown size",
 }
 
 
@@ -85,7 +87,7 @@ def compute_eligibility(
     """Return (j,) Eligibility of each running job.
 
     Where several reasons forbid a stop, the first of this order counts: no queue, the owner's will, the rules of
-    the queues, the bounds of time, and `barred`: job → why nobody can stop it now.
+    the queues, an unknown size, the bounds of time, and `barred`: job → why nobody can stop it now.
     """
     by_kind: dict[tuple[str, str, int], int] = {}
     found = np.empty(len(jobs), np.int8)
@@ -101,6 +103,7 @@ def compute_eligibility(
     age_s = np.where(jobs.started_ms >= 0, (now_ms - jobs.started_ms) / 1000, -np.inf)
     found[may & (jobs.stops >= policy.stops_a_day)] = Eligibility.STOPPED_OFTEN
     found[may & (age_s < policy.min_run_s)] = Eligibility.YOUNG
+    found[may & (jobs.gpus <= 0)] = Eligibility.UNSIZED
     return found
 
 

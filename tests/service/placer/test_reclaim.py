@@ -129,6 +129,7 @@ def test_nothing_is_proposed_while_reclaim_is_off(tmp_path: Path) -> None:
     [
         ("owed", {"old": {"preemptible": False}}, "stops no job: 1 job protected by owner or queue"),
         ("owed", {"old": {"started_ms": NOW_MS + 1000 * (OLD_S - 60)}}, "stops no job: 1 job with too short a run yet"),
+        ("owed", {"old": {"gpus": 0}}, "stops no job: 1 job of unknown size"),
         ("lender", {}, "stops no job: "),
     ],
 )
