@@ -88,6 +88,7 @@ class StopsAhead:
         facts, standing, holds = self.reclaim, turns.standing, dict(turns.holds)
         if facts is None or standing is None:
             return found
+        propose = facts.propose or propose_reclaim
         standing, later_s = count_promises(standing, holds, facts.leaving, self.promises).copy(), -PASS_S
         standing.clear_waiting_counts()  # as in a pass, only the requests before it count
         for entry in queue[:MOST_ENTRIES]:
@@ -98,7 +99,7 @@ class StopsAhead:
             if request is None or fits_now(request, view, options):
                 standing.count_waiting(entry.request)
                 continue
-            proposal = propose_reclaim(request, view, standing, holds, facts, options, MAX_MS, 0)
+            proposal = propose(request, view, standing, holds, facts, options, MAX_MS, 0)
             if proposal.victims is None or not proposal.sends or proposal.shrinks:
                 break  # it is the head, and passes stop jobs for the head alone
             stopped = proposal.victims.chosen.jobs

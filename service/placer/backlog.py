@@ -100,7 +100,7 @@ class RequestBacklog:
             self._decisions.refuse(entry.request, why, "queue")
             self._metrics.decisions.labels("refused", "queue").inc()
         dropped = self.dropped_claims.choose_dropped_claims(entry.request.request_id for entry in wanted)
-        turns, reclaim = self._queues.make_turns(observed), self._make_reclaim_input(observed, options.now_ms)
+        turns, reclaim = self._queues.make_turns(observed), self.make_reclaim_input(observed, options.now_ms)
         promises = self._view.promised_sets.make_promises(options.now_ms)
         return QueuePass(wanted, observed, options, turns, dropped, stranded, reclaim, promises)
 
@@ -116,7 +116,7 @@ class RequestBacklog:
         queued_ms = before.queued_ms if before else options.now_ms
         queue[request.request_id] = QueueEntry(request, b"", queued_ms)
         wanted, stranded, _ = self._sort_out_entries(list(queue.values()), observed)
-        facts = self._make_reclaim_input(observed, options.now_ms)
+        facts = self.make_reclaim_input(observed, options.now_ms)
         return QueuePass(
             wanted,
             observed,
@@ -127,7 +127,8 @@ class RequestBacklog:
             promises=self._view.promised_sets.make_promises(options.now_ms),
         )
 
-    def _make_reclaim_input(self, observed: ObservedFleet, now_ms: int) -> ReclaimInput | None:
+    def make_reclaim_input(self, observed: ObservedFleet, now_ms: int) -> ReclaimInput | None:
+        """Return the facts by which a pass may stop jobs, or None if it may not. No failure of the search is raised."""
         facts = None
         with self._failures.contain(ACTIONS):
             facts = self._advisor.make_input(observed, now_ms)

@@ -30,7 +30,7 @@ from fleetcast.service.placer.actions import ActionControl
 from fleetcast.service.placer.backlog import RequestBacklog
 from fleetcast.service.placer.decision_writer import DecisionWriter
 from fleetcast.service.placer.executors import ExecutorChoice, open_configured_executors
-from fleetcast.service.placer.failures import Failures
+from fleetcast.service.placer.failures import ACTIONS, Failures
 from fleetcast.service.placer.known_names import check_known_names
 from fleetcast.service.placer.metrics import PlacerMetrics
 from fleetcast.service.placer.own_numbers import DECISIONS, LINES, OwnNumbers
@@ -39,6 +39,7 @@ from fleetcast.service.placer.queues import ServedQueues
 from fleetcast.service.placer.recent_demand import RecentDemand
 from fleetcast.service.placer.reclaim import ReclaimAdvisor
 from fleetcast.service.placer.recovery import RecoveryAdvisor
+from fleetcast.service.placer.view import ObservedFleet
 from fleetcast.service.plugins import load_functions
 
 
@@ -70,7 +71,8 @@ class PlacementService:
         limits = BreakerLimits(config.placer.taken_queue_share, config.placer.taken_fleet_share)
         self.actions = ActionControl(ledger, clock, limits, self._measure_capacity, metrics.actions)
         self.executors = ExecutorChoice(open_configured_executors(config.adapters))
-        self.view.follow_actions = ActionFollower(self.actions, clock).follow_board
+        self._follower = ActionFollower(self.actions, clock)
+        self.view.follow_actions = self._follow_actions
         self.advisor = ReclaimAdvisor(self.actions, self.queues, self.executors, self.view.promised_sets)
         recovery = RecoveryAdvisor(self.queues, self.advisor, self.view.promised_sets)
         placed_by = self.decisions, self.make_options, failures, self.advisor, recovery
@@ -105,6 +107,11 @@ class PlacementService:
                 queues[node.name] = max(queues[node.name], node.guaranteed.get(ANY, 0.0))
         fleet = count_installed_gpus(known.view.topology.nodes).get(ANY, 0.0) if known else 0.0
         return BreakerCapacity(fleet, queues)
+
+    def _follow_actions(self, observed: ObservedFleet, now_ms: int) -> None:
+        """Record what a board shows of actions. If that fails, they stay open, and their GPUs stay held."""
+        with self.failures.contain(ACTIONS):
+            self._follower.follow_board(observed, now_ms)
 
     def place(self, request: PlacementRequest, caller: str) -> bytes:
         """Decide a request now, and store the decision. Returns the encoded reply.

@@ -19,5 +19,5 @@ def make_stops_ahead(service: PlacementService, observed: ObservedFleet) -> Stop
             freed = {make_freed_hold_name(record.action.job) for record in found.records}
             holds = promises[payer].holds | freed
             sent[payer] = SentStop((now_ms - max(sent_ms)) / 1000, promises[payer].stopping, holds)
-    facts = None if control.switches.stops_sending else service.advisor.make_input(observed, now_ms)
+    facts = None if control.switches.stops_sending else service.backlog.make_reclaim_input(observed, now_ms)
     return StopsAhead(facts, control.estimate_stop_s(grace_s), sent, promises)

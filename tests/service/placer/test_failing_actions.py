@@ -1,5 +1,6 @@
 """Parts that act on running jobs and fail: requests are placed as if these parts were off."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 import pytest
 
 from fleetcast.fleet.errors import StaleError
+from fleetcast.placement.ahead import stops
 from fleetcast.service.placer import failures
+from fleetcast.service.placer.action_follow import ActionFollower
 from fleetcast.service.placer.failures import ACTIONS
 from fleetcast.service.placer.growth import GrowthAdvisor
 from fleetcast.service.placer.reclaim import ReclaimAdvisor
@@ -87,6 +90,40 @@ def test_what_a_part_wrote_before_it_failed_is_not_stored(world: ActWorld, monke
         send_stop(world)
     assert world.states() == {}
     assert world.service.view.promised_sets.read() == {}
+
+
+def test_while_following_fails_other_gpus_are_given_and_those_of_the_stop_stay_held(
+    world: ActWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_stop(world)
+    with monkeypatch.context() as patch:
+        patch.setattr(ActionFollower, "follow_board", fail)
+        world.end("b")
+        world.pass_at(10)
+        world.end("a")
+        world.pass_at(10)
+        assert (world.states(), world.placed()) == ({"a": "sent"}, {"p": ["n09", "n10", "n11", "n12"]})
+        assert count_failures(world) > 0
+    world.pass_at(10)
+    world.pass_at(10)
+    assert (world.states()["a"], set(world.placed())) == ("seen", {"p", "r"})
+
+
+@pytest.mark.parametrize(
+    "broken", [[(ReclaimAdvisor, "make_input")], [(failures, "propose_reclaim"), (stops, "propose_reclaim")]]
+)
+def test_start_times_are_sampled_though_the_search_fails(
+    world: ActWorld, monkeypatch: pytest.MonkeyPatch, broken: list[tuple[Any, str]]
+) -> None:
+    world.fill(own=("owed", 4), a=("lender", 4), b=("lender", 8))
+    world.wait_for("p", "owed", 4)
+    for owner, name in broken:
+        monkeypatch.setattr(owner, name, fail)
+    world.agents_pass_at(OLD_S)
+    before = count_failures(world)
+    asyncio.run(world.starts.refresh())
+    assert "p" in world.service.backlog.starts
+    assert count_failures(world) > before
 
 
 def test_a_stale_board_is_no_failure_of_a_part(world: ActWorld) -> None:
