@@ -119,8 +119,7 @@ def has_happened(action: JobAction, observed: ObservedFleet) -> bool:
     if action.kind is ActionKind.PREEMPT:
         return (action.job, action.attempt) not in observed.seen
     view = observed.view
-    runs = action.job in view.jobs
-    own = view.holders == view.jobs.index(action.job) if runs else np.zeros(view.holders.shape, bool)
+    own = np.isin(view.holders, [at for at, name in enumerate(view.jobs) if name == action.job])  # of any attempt
     frees, places = mask_ranks(view, action.ranks), mask_ranks(view, action.places)
     wanted = len({(rank.node, gpu) for rank in action.places for gpu in rank.gpus})  # the view may lack some of them
     has_places = int((own & places).sum()) == wanted

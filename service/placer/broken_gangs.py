@@ -18,7 +18,7 @@ LOST, FORESEEN, SLOW = "lost", "foreseen", "slow"  # the causes for which a gang
 
 def make_broken_gang(jobs: RunningJobs, row: int, view: ClusterView) -> BrokenGang:
     """Return a running job as a gang to recover. Its new nodes have the GPU model and the pool of its present ones."""
-    ranks = list_job_ranks(view, jobs.names[row])
+    ranks = list_job_ranks(view, row)
     rows = {view.inventory.row[rank.node] for rank in ranks}
     members = int(jobs.members[row]) or len(ranks)
     payer = make_recovery_payer(jobs.names[row], int(jobs.attempt[row]))

@@ -266,7 +266,7 @@ def make_whole_job_action(
         attempt=int(jobs.attempt[row]),
         queue=jobs.leaf[row],
         gpus=float(jobs.gpus[row]),
-        ranks=list_job_ranks(observed.view, name),
+        ranks=list_job_ranks(observed.view, row),
         executor=executor,
         by_ms=by_ms,
         reason=reason,
@@ -286,21 +286,25 @@ def find_leaving_shares(sent: Sequence[JobAction], observed: ObservedFleet) -> d
             if action.kind is ActionKind.PREEMPT:
                 found[action.job] = 1.0
             elif action.kind is ActionKind.SHRINK:
-                found[action.job] = _compute_held_share(action, observed.view)
+                found[action.job] = _compute_held_share(action, observed)
     return found
 
 
-def _compute_held_share(action: JobAction, view: ClusterView) -> float:
+def _compute_held_share(action: JobAction, observed: ObservedFleet) -> float:
     """Return the share of a job's GPUs that are among the ranks of an action."""
     asked = {(rank.node, gpu) for rank in action.ranks for gpu in rank.gpus}
-    held = [(rank.node, gpu, rank.milli) for rank in list_job_ranks(view, action.job) for gpu in rank.gpus]
+    ranks = list_job_ranks(observed.view, observed.find_holder(action.job))
+    held = [(rank.node, gpu, rank.milli) for rank in ranks for gpu in rank.gpus]
     return sum(milli for node, gpu, milli in held if (node, gpu) in asked) / max(1, sum(row[2] for row in held))
 
 
-def list_job_ranks(view: ClusterView, job: str) -> tuple[RankPlacement, ...]:
-    """Return the GPUs that a job of the view holds: one rank for the whole GPUs of a node, and one for each part."""
+def list_job_ranks(view: ClusterView, job: int) -> tuple[RankPlacement, ...]:
+    """Return the GPUs that a job of the view holds: one rank for the whole GPUs of a node, and one for each part.
+
+    job: its index in the view, because two attempts of one name may run.
+    """
     parts = list_held_parts(view.holders, view.parts)
-    own = parts.job == view.jobs.index(job)
+    own = parts.job == job
     rows, gpus = np.divmod(parts.gpu[own], view.holders.shape[1])
     whole: dict[int, list[int]] = {}
     shared: list[tuple[int, int, int]] = []

@@ -107,10 +107,11 @@ class RecoveryAdvisor:
                 self._borrowing.send(action, search.ready[action.job], fleet, policy, now_ms)
             else:
                 self._send(action, now_ms)
-        self._record_foresight(actions, fleet.view, now_ms)
+        self._record_foresight(actions, fleet, now_ms)
 
-    def _record_foresight(self, actions: Sequence[JobAction], view: ClusterView, now_ms: int) -> None:
+    def _record_foresight(self, actions: Sequence[JobAction], fleet: ObservedFleet, now_ms: int) -> None:
         """Follow the advice on nodes that are likely to fail, and score the advice whose outcome is known."""
+        view = fleet.view
         record, horizon_s = ForeseenRecord.load(self._queues.ledger.find_mark(FORESEEN_RECORD)), view.risk_horizon_s
         foreseen = [action for action in actions if action.reason.code.startswith(FORESEEN)]
         if not (record.waiting or foreseen):
@@ -119,7 +120,7 @@ class RecoveryAdvisor:
         lost, away = view.state == NodeState.LOST, view.state != NodeState.IN_SERVICE
         changed = record.score_due(set(names[lost].tolist()), set(names[away].tolist()), now_ms)
         for action in foreseen:
-            held = (view.holders == view.jobs.index(action.job)).any(axis=1)
+            held = (view.holders == fleet.jobs.row[action.job]).any(axis=1)
             nodes, p = tuple(names[held & mask_likely_to_fail(view)].tolist()), action.reason.numbers["p"]
             if nodes:
                 failure = ForeseenFailure(action.job, action.attempt, nodes, p, horizon_s, now_ms)
@@ -138,7 +139,7 @@ class RecoveryAdvisor:
         for record in own:
             has_finished = (record.action.job, record.action.attempt) in observed.finished
             why = RECOVERED if has_finished else ""
-            if not (has_finished or record.may_have_begun) and is_overtaken(record.action, observed.view):
+            if not (has_finished or record.may_have_begun) and is_overtaken(record.action, observed):
                 why = OTHERS_FAILED
             waits = record.is_underway and not record.was_sent
             if waits and not why:
@@ -215,10 +216,10 @@ def is_of_recovery(action: JobAction) -> bool:
     return action.kind is ActionKind.REPLACE or (action.kind is ActionKind.SHRINK and not action.payer)
 
 
-def is_overtaken(action: JobAction, view: ClusterView) -> bool:
+def is_overtaken(action: JobAction, observed: ObservedFleet) -> bool:
     """Return whether more nodes of a job were lost than an action replaces, or one of its new places is away."""
+    view, job = observed.view, observed.find_holder(action.job)
     row, leaving = view.inventory.row, {rank.node for rank in action.ranks}
-    job = view.jobs.index(action.job) if action.job in view.jobs else -1
     lost = (view.state == NodeState.LOST) & (view.holders == job).any(axis=1) & (job >= 0)
     return not {view.topology.names[at] for at in np.flatnonzero(lost).tolist()} <= leaving or not all(
         place.node in row and bool(view.in_service[row[place.node]]) for place in action.places
@@ -304,6 +305,8 @@ class _GangSearch:
         concerned = {*np.unique(view.holders[failing]).tolist()}
         concerned |= {row for row, node in enumerate(jobs.slow_node) if node}
         for row in sorted(row for row in concerned if 0 <= row < len(jobs)):
+            if jobs.row[jobs.names[row]] != row:
+                continue  # a later attempt of the job runs
             record = self._before.get(jobs.names[row])
             if record is not None and record.is_underway:
                 continue

@@ -55,6 +55,16 @@ class ObservedFleet:
     astray: frozenset[tuple[str, int]] = frozenset()
     unknown: str = ""  # why nobody knows what runs; empty where it is known
 
+    def find_holder(self, job: str) -> int:
+        """Return the index of a job in the view, or -1 if the view lacks it. If two attempts run, the later one counts.
+
+        A promise counts only if no attempt runs.
+        """
+        row = self.jobs.row.get(job)
+        if row is not None:
+            return row
+        return self.view.jobs.index(job) if job in self.view.jobs else -1
+
 
 class ViewDecoder:
     """A decoder of boards for the placer. It uses the settings in `placer`.

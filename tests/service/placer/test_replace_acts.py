@@ -377,3 +377,40 @@ def test_healthy_members_that_a_smaller_gang_gives_up_count(world: BrokenWorld) 
     assert (record.action.gpus, record.action.lost_gpus) == (2 * GPUS, GPUS)
     (taken,) = world.service.actions.switches.breaker.taken
     assert taken.gpus == GPUS
+
+
+class TwinBoard(BrokenBoard):
+    """A board on which the job `again` is the second attempt of `big`, while its first attempt still runs."""
+
+    def sections(self) -> dict[str, Any]:
+        found = super().sections()
+        rows, occupancy = (msgspec.json.decode(found[name]) for name in ("jobs.running", "occupancy"))
+        for row in rows:
+            row |= {"job": "big", "attempt": 2} if row["job"] == "again" else {}
+        occupancy["running"] = [("big", 2) if job == "again" else (job, 1) for job, _ in occupancy["running"]]
+        return found | {
+            "names.job": found["names.job"].replace(b"again", b"big"),
+            "jobs.running": msgspec.json.encode(rows),
+            "occupancy": msgspec.json.encode(occupancy),
+        }
+
+
+@pytest.mark.parametrize(("lost", "states"), [((13, 5), {"big": "sent", "other": "sent"}), ((1, 5), {"other": "sent"})])
+def test_of_two_attempts_that_run_the_later_one_gets_other_nodes(
+    world: BrokenWorld, lost: tuple[int, ...], states: dict[str, str]
+) -> None:
+    world.board = TwinBoard(world.config.board)
+    world.board.queue_of, world.board.more = {}, {}
+    world.run_job("big", range(4))
+    world.run_job("other", range(4, 8))
+    world.run_job("again", (12, 13))
+    world.beat(0)
+    world.poll("big")
+    assert world.lose(*lost) == states
+    assert world.service.failures.last is None
+    if "big" in states:
+        row = world.last()
+        assert (row["attempt"], [rank["node"] for rank in row["ranks"]]) == (2, ["n14"])
+        world.run_job("again", (12, 14))
+        world.agents_pass_at(10)
+        assert world.states()["big"] == "sent", "it got another node than that of the action"
