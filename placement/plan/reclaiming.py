@@ -54,8 +54,8 @@ class ReclaimInput:
     asked to give up and still holds. barred: job → why nobody can stop it now.
     failed: request_id → the jobs that did not stop for it. exhausted: requests for which no further jobs are
     stopped. rigid: the jobs whose size no executor can change. bounds: None if they are unknown. impatient: a
-    request that counts as if it had waited long enough. savers: the jobs whose executor has them write a checkpoint
-    before they stop.
+    request that counts as if it had waited long enough. clock_steps_ms: request_id → by how much the clock was set
+    while the request waits. savers: the jobs whose executor has them write a checkpoint before they stop.
     """
 
     policy: ReclaimPolicy
@@ -70,6 +70,7 @@ class ReclaimInput:
     rigid: frozenset[str] = frozenset()
     bounds: SendingBounds | None = None
     impatient: str = ""
+    clock_steps_ms: Mapping[str, int] = field(default_factory=dict)
     savers: frozenset[str] = frozenset()
 
     @property
@@ -122,6 +123,7 @@ def propose_reclaim(
     fails.
     """
     policy, now_ms = facts.policy, options.now_ms
+    queued_ms += facts.clock_steps_ms.get(request.request_id, 0)
     if request.request_id in facts.exhausted:
         return ReclaimProposal("none", request, "stops no further job: two sets of jobs did not make room")
     if shadow_ms - now_ms <= 1000 * policy.patience_s:

@@ -61,6 +61,11 @@ class ChargedClock:
         moved = self._read_shifts()
         self._save_shifts({row.charge_id: moved.get(str(row.charge_id), 0) + by_ms for row in charges})
 
+    @property
+    def queue_steps_ms(self) -> Mapping[str, int]:
+        """Request that waits → by how many ms the clock was set meanwhile. Requests without a step are left out."""
+        return self._queued_ms
+
     def adjust_queued_ms(self, request_id: str, queued_ms: int) -> int:
         """Return when a request began to wait, in Unix ms of the present clock.
 

@@ -72,6 +72,7 @@ class ReclaimAdvisor:
             failed={found.row.payer: frozenset(found.row.failed) for found in sets},
             exhausted=frozenset(found.row.payer for found in sets if found.is_exhausted),
             rigid=frozenset(rigid),
+            clock_steps_ms=self._queues.time.queue_steps_ms,
             savers=frozenset(savers),
             bounds=self._control.make_sending_bounds(policy),
         )

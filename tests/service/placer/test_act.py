@@ -236,6 +236,19 @@ def test_a_stop_whose_payer_no_longer_waits_counts_against_further_stops(world: 
 
 
 @pytest.mark.parametrize("set_ms", [-3_600_000, 3_600_000])
+def test_a_request_waits_its_patience_whatever_the_clock_is_set_to(world: ActWorld, set_ms: int) -> None:
+    world.fill(own=("owed", 4), a=("lender", 4), b=("lender", 8))
+    world.agents_pass_at(3 * 3600)
+    world.wait_for("p", "owed", 4)
+    world.agents_pass_at(10)
+    world.clock.time_ms += set_ms
+    world.agents_pass_at(280)
+    assert (world.states(), world.why("p")) == ({}, "stops no job yet: it has waited 290 of 300 s")
+    world.agents_pass_at(10)
+    assert world.states() == {"a": "sent"}
+
+
+@pytest.mark.parametrize("set_ms", [-3_600_000, 3_600_000])
 def test_a_clock_that_is_set_after_a_job_has_left_delays_its_request_by_the_readings_alone(
     world: ActWorld, set_ms: int
 ) -> None:
