@@ -148,7 +148,7 @@ class NodeBorrowing:
 
     def record_losses(self, fleet: ObservedFleet, now_ms: int) -> None:
         """Record which gangs have lost nodes. The caller holds the ledger's transaction."""
-        self._losses.update(fleet, now_ms)
+        self._losses.update(fleet, now_ms, self._queues.time.ahead_ms)
 
     def send(
         self, action: JobAction, proposal: ReclaimProposal, fleet: ObservedFleet, policy: ReclaimPolicy, now_ms: int

@@ -62,6 +62,11 @@ class ChargedClock:
         self._save_shifts({row.charge_id: moved.get(str(row.charge_id), 0) + by_ms for row in charges})
 
     @property
+    def ahead_ms(self) -> int:
+        """By how many ms the clock was set since the start of this process."""
+        return self._ahead_ms
+
+    @property
     def queue_steps_ms(self) -> Mapping[str, int]:
         """Request that waits → by how many ms the clock was set meanwhile. Requests without a step are left out."""
         return self._queued_ms

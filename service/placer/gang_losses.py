@@ -36,6 +36,7 @@ class GangLosses:
         self._ledger = ledger
         self._stored: Any = None
         self._losses: dict[Attempt, GangLoss] = {}
+        self._ahead_ms = 0  # by how much the clock was set since this process began, at the last update
 
     def read(self) -> Mapping[Attempt, GangLoss]:
         """Return (job, attempt) → its lost nodes."""
@@ -45,15 +46,18 @@ class GangLosses:
             self._stored, self._losses = stored, {(row.job, row.attempt): row for row in rows}
         return self._losses
 
-    def update(self, observed: ObservedFleet, now_ms: int) -> None:
+    def update(self, observed: ObservedFleet, now_ms: int, ahead_ms: int) -> None:
         """Record which gangs have lost nodes now. The caller holds the ledger's transaction.
 
-        If the clock was set back, an earlier loss counts from now on, so that no patience becomes longer than usual.
+        ahead_ms: by how much the clock was set since this process began. Earlier losses move with the clock. None is in
+        the future, so that no patience becomes longer than usual.
         """
+        self._ledger.restore_after_rollback(self)
+        step_ms, self._ahead_ms = ahead_ms - self._ahead_ms, ahead_ms
         before, after = self.read(), dict[Attempt, GangLoss]()
         for attempt, nodes in _list_lost_nodes(observed).items():
             known = before.get(attempt, GangLoss(*attempt))
-            lost_ms = {node: min(now_ms, known.lost_ms.get(node, now_ms)) for node in nodes}
+            lost_ms = {node: min(now_ms, known.lost_ms.get(node, now_ms - step_ms) + step_ms) for node in nodes}
             after[attempt] = msgspec.structs.replace(known, lost_ms=lost_ms)
         for attempt, known in before.items():
             if known.borrowing and attempt in observed.seen and attempt not in after:

@@ -272,13 +272,16 @@ def test_patience_begins_anew_with_the_loss_of_a_node_that_was_back(tmp_path: Pa
     world.close()
 
 
-def test_patience_is_never_longer_because_the_clock_was_set_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("set_ms", [-300_000, 900_000])
+def test_the_patience_of_a_gang_is_the_same_when_the_clock_is_set(tmp_path: Path, set_ms: int) -> None:
     world = BorrowWorld(tmp_path, FILE.replace("preempt_after_s = 0", "preempt_after_s = 600"))
     world.lose(1)
-    world.clock.time_ms -= 300_000
+    world.clock.time_ms += set_ms
     world.agents_pass_at(10)
     assert world.states() == {"big": "proposed"}
-    world.agents_pass_at(600)
+    world.agents_pass_at(580)
+    assert world.states() == {"big": "proposed"}
+    world.agents_pass_at(10)
     assert world.states() == {"a": "sent", "big": "proposed"}
     world.close()
 
