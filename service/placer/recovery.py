@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fleetcast.fleet.nodes import NodeState
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.models.risk.foreseen import ForeseenFailure, ForeseenRecord
-from fleetcast.placement.actions.action import ActionKind, JobAction
+from fleetcast.placement.actions.action import ActionKind, JobAction, check_action
 from fleetcast.placement.actions.life import ActionRecord
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.running_jobs import PROTECTED
@@ -41,6 +41,7 @@ from fleetcast.service.placer.broken_gangs import (
     make_recovery_action,
     make_recovery_times,
 )
+from fleetcast.service.placer.failures import ACTIONS, Failures
 from fleetcast.service.placer.promised_sets import FAILED, PromisedSets
 from fleetcast.service.placer.queues import ServedQueues
 from fleetcast.service.placer.reclaim import SENT_MS, ReclaimAdvisor, withdraw_proposals_of_jobs
@@ -65,8 +66,9 @@ CARRIED_OUT = tuple(f"_{step}" for step in (RecoveryStep.SPARE, RecoveryStep.FRE
 class RecoveryAdvisor:
     """The writer of actions that let gangs run without their lost nodes."""
 
-    def __init__(self, queues: ServedQueues, advisor: ReclaimAdvisor, sets: PromisedSets) -> None:
+    def __init__(self, queues: ServedQueues, advisor: ReclaimAdvisor, sets: PromisedSets, failures: Failures) -> None:
         self._control: ActionControl = advisor.control
+        self._failures = failures
         self._queues = queues
         self._executors = advisor.executors
         self._borrowing = NodeBorrowing(queues, advisor, sets)
@@ -89,7 +91,7 @@ class RecoveryAdvisor:
         own = [record for record in own if record.action.job not in overtaken]
         fleet = replace(observed, view=remove_jobs(observed.view, set(map(make_gang_hold_name, overtaken))))
         before = {record.action.job: record for record in own}
-        search = _GangSearch(fleet, options, tree, before, self._borrowing)
+        search = _GangSearch(fleet, options, tree, before, self._borrowing, self._failures)
         actions = search.list_actions()
         proposed = [record for record in own if not record.is_underway]
         judged = [record for record in proposed if record.action.job not in search.unsearched]
@@ -255,7 +257,8 @@ class _Concern:
 class _GangSearch:
     """The search for what each gang of a fleet needs. before: job → its open action.
 
-    ready: job → the proposal by which other jobs leave nodes to it now. unsearched: gangs that a pass did not reach.
+    ready: job → the proposal by which other jobs leave nodes to it now. unsearched: gangs that a pass did not reach, or
+    whose search failed.
     """
 
     def __init__(
@@ -265,8 +268,9 @@ class _GangSearch:
         tree: QueueTree,
         before: dict[str, ActionRecord],
         borrowing: NodeBorrowing,
+        failures: Failures,
     ) -> None:
-        self._fleet, self._borrowing = fleet, borrowing
+        self._fleet, self._borrowing, self._failures = fleet, borrowing, failures
         self.ready: dict[str, ReclaimProposal] = {}
         self.unsearched: set[str] = set()
         self._view, self._jobs, self._options = fleet.view, fleet.jobs, options
@@ -283,20 +287,25 @@ class _GangSearch:
         """Return one action for each gang with nodes that were lost, that slow it, or that pay to be replaced early.
 
         A gang whose action was sent has none. No two actions get the same GPUs. Gangs that lost nodes come first. Among
-        equal ones, a gang that already has an action keeps its places before another gang gets new ones.
+        equal ones, a gang that already has an action keeps its places before another gang gets new ones. A search that
+        fails leaves only its own gang as it is.
         """
         concerns = [*self._list_concerns()]
         concerns.sort(key=lambda found: (found.cause != LOST, not self._still_holds(found), found.row))
         actions: list[JobAction] = []
         for at, concern in enumerate(concerns):
             if len(actions) == MOST_GANGS:
-                self.unsearched = {self._jobs.names[left.row] for left in concerns[at:]}
+                self.unsearched |= {self._jobs.names[left.row] for left in concerns[at:]}
                 break
-            action, places = self._make_action(concern)
-            if action is not None:
-                actions.append(action)
+            self.unsearched.add(job := self._jobs.names[concern.row])
+            with self._failures.contain(ACTIONS):
+                action, places = self._make_action(concern)
+                if action is not None:
+                    check_action(action)
+                    actions.append(action)
                 if places:
-                    self._view = add_placements(self._view, [Hold(make_gang_hold_name(action.job), places)])
+                    self._view = add_placements(self._view, [Hold(make_gang_hold_name(job), places)])
+                self.unsearched.remove(job)
         return actions
 
     def _list_concerns(self) -> Iterator[_Concern]:

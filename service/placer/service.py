@@ -74,7 +74,7 @@ class PlacementService:
         self._follower = ActionFollower(self.actions, clock)
         self.view.follow_actions = self._follow_actions
         self.advisor = ReclaimAdvisor(self.actions, self.queues, self.executors, self.view.promised_sets)
-        recovery = RecoveryAdvisor(self.queues, self.advisor, self.view.promised_sets)
+        recovery = RecoveryAdvisor(self.queues, self.advisor, self.view.promised_sets, failures)
         placed_by = self.decisions, self.make_options, failures, self.advisor, recovery
         self.backlog = RequestBacklog(self.view, self.queues, *placed_by)
         metrics.audit_position.set_function(lambda: ledger.head.audit_id)

@@ -9,7 +9,7 @@ import pytest
 
 from fleetcast.fleet.errors import StaleError
 from fleetcast.placement.ahead import stops
-from fleetcast.service.placer import failures
+from fleetcast.service.placer import failures, recovery
 from fleetcast.service.placer.action_follow import ActionFollower
 from fleetcast.service.placer.failures import ACTIONS
 from fleetcast.service.placer.growth import GrowthAdvisor
@@ -17,6 +17,7 @@ from fleetcast.service.placer.reclaim import ReclaimAdvisor
 from fleetcast.service.placer.recovery import RecoveryAdvisor
 from tests.service.placer.test_act import ActWorld, send_stop
 from tests.service.placer.test_reclaim import OLD_S
+from tests.service.placer.test_replace_acts import BrokenWorld
 
 PARTS = [
     (RecoveryAdvisor, "record_actions"),
@@ -90,6 +91,23 @@ def test_what_a_part_wrote_before_it_failed_is_not_stored(world: ActWorld, monke
         send_stop(world)
     assert world.states() == {}
     assert world.service.view.promised_sets.read() == {}
+
+
+def test_a_gang_whose_search_fails_leaves_recovery_to_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = BrokenWorld(tmp_path)
+    make = recovery.make_broken_gang
+    monkeypatch.setattr(
+        recovery, "make_broken_gang", lambda jobs, row, view: fail() if row == 0 else make(jobs, row, view)
+    )
+    assert world.lose(1, 5) == {"other": "sent"}
+    assert count_failures(world) > 0
+    monkeypatch.undo()
+    world.board.lost = (1,)
+    world.agents_pass_at(30)
+    assert world.states()["big"] == "sent"
+    world.close()
 
 
 def test_while_following_fails_other_gpus_are_given_and_those_of_the_stop_stay_held(
