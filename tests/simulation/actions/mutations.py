@@ -85,7 +85,7 @@ ACTION_MUTATIONS = {
     ),
     "growth-above-the-wanted-size": Mutation(1, ("size",), grow._GrowingGang, "find_next_size", _grow_without_end),
     "growth-out-of-its-domain": Mutation(
-        2, ("domain",), grow, "_mask_alike_nodes", lambda view, held, level: view.is_open & (view.advice == 0)
+        5, ("domain",), grow, "_mask_alike_nodes", lambda view, held, level: view.is_open & (view.advice == 0)
     ),
     "growth-without-a-rest": Mutation(1, ("dwell",), growth, "propose_growth", _grow_at_once),
     "growth-asked-again": Mutation(1, ("asked once",), ActionControl, "has_failed", lambda *_: False),
