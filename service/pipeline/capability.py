@@ -29,7 +29,7 @@ class Capability:
         return b""
 
     async def work(self, state: FleetState) -> None:
-        """Run in the event loop, concurrently with the ticks, until cancelled. It begins after the first board.
+        """Run in the event loop, concurrently with the ticks, until cancelled.
 
         A capability without such work returns at once.
         """

@@ -34,7 +34,6 @@ from fleetcast.service.config import Config
 from fleetcast.service.disk_errors import log_disk_errors
 from fleetcast.service.pipeline.archive_writer import ArchiveWriter
 from fleetcast.service.pipeline.capabilities import CAPABILITIES, Capabilities, CapabilityInputs, Make
-from fleetcast.service.pipeline.capability import Capability
 from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
 from fleetcast.service.pipeline.fleet_scores import FleetScorer
 from fleetcast.service.pipeline.guarded_source import GuardedSource, read_batches, wait_for_backlog
@@ -96,13 +95,7 @@ class Pipeline:
         yield from (self._tick_forever(), self._snapshot_forever(), self.time.check_standstill_forever())
         yield from (self.archive_writer.flush_forever(), self.archive_writer.compact_archive_forever())
         if self.share.is_first:
-            for each in self.capabilities:  # hard signals of other pipelines do not wait for a board
-                yield each.work(self.state) if each is self.others else self._work_after_first_board(each)
-
-    async def _work_after_first_board(self, capability: Capability) -> None:
-        """Run the slow work of a capability, so that it does not delay the first board after a start."""
-        await self.has_published.wait()
-        await capability.work(self.state)
+            yield from (each.work(self.state) for each in self.capabilities)
 
     async def _fold_source_batches(self, source: GuardedSource) -> None:
         async for batch in read_batches(source, self.archive_writer.wait_for_room):
