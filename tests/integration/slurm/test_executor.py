@@ -135,12 +135,16 @@ def start(slurm: SlurmCluster, script: str, *options: str) -> str:
     return number
 
 
-def start_trainer(slurm: SlurmCluster, folder: Path, *options: str) -> str:
-    """Start a job that appends a line to a file for each USR1, as its checkpoint, and goes on."""
-    script = f"trap 'echo saved >> {folder}/checkpoints' USR1; touch {folder}/ready; while :; do sleep 0.2; done"
-    number = start(slurm, script, *options)
+def start_with_trap(slurm: SlurmCluster, folder: Path, trap: str, *options: str) -> str:
+    """Start a job that runs a command for each USR1, and goes on. Without its trap, USR1 would end it."""
+    number = start(slurm, f"trap '{trap}' USR1; touch {folder}/ready; while :; do sleep 0.2; done", *options)
     slurm.until("its trap is set", (folder / "ready").exists)
     return number
+
+
+def start_trainer(slurm: SlurmCluster, folder: Path, *options: str) -> str:
+    """Start a job that appends a line to a file for each USR1, as its checkpoint, and goes on."""
+    return start_with_trap(slurm, folder, f"echo saved >> {folder}/checkpoints", *options)
 
 
 def count_checkpoints(folder: Path) -> int:
@@ -271,10 +275,8 @@ def test_a_job_that_requeues_itself_after_the_kill_of_the_host_has_stopped(
     acting: ActingPlacer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm = acting.slurm
-    script = (
-        f"trap 'echo saved >> {tmp_path}/checkpoints; scontrol requeue $SLURM_JOB_ID' USR1; while :; do sleep 0.2; done"
-    )
-    job = start(slurm, script, "-N1", "--nodelist=n1", "--requeue")
+    trap = f"echo saved >> {tmp_path}/checkpoints; scontrol requeue $SLURM_JOB_ID"
+    job = start_with_trap(slurm, tmp_path, trap, "-N1", "--nodelist=n1", "--requeue")
     action = acting.open_action(job, "n1", payer="", grace_s=60.0)
     with monkeypatch.context() as patch:
 
@@ -296,12 +298,12 @@ def test_a_job_that_requeues_itself_after_the_kill_of_the_host_has_stopped(
     acting.run(lambda: acting.state(late)[0] == "accepted")
 
 
-def test_the_owner_forbids_a_stop_also_within_the_grace(acting: ActingPlacer) -> None:
+def test_the_owner_forbids_a_stop_also_within_the_grace(acting: ActingPlacer, tmp_path: Path) -> None:
     forbids = "fleetcast.io/preemptible=false"
     job = start(acting.slurm, "sleep 600", "-N1", "--requeue", f"--comment={forbids}")
     action = acting.open_action(job, "n1")
     acting.run(lambda: acting.state(action) == ("refused", f"its owner forbids it: {forbids}"))
-    other = start(acting.slurm, "trap '' USR1; sleep 600", "-N1", "--requeue")
+    other = start_with_trap(acting.slurm, tmp_path, "", "-N1", "--requeue")
     later = acting.open_action(other, "n2", grace_s=300.0)
     acting.run(lambda: acting.state(later)[0] == "accepted")
     acting.slurm.run("scontrol", "update", f"JobId={other}", f"Comment={forbids}")
