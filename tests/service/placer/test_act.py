@@ -105,6 +105,16 @@ def send_stop(world: ActWorld) -> None:
     assert world.states() == {"a": "sent"}
 
 
+def send_two_stops(world: ActWorld) -> None:
+    """The request p of 4 nodes is owed GPUs, and the jobs a and b of 2 nodes each are to stop for it."""
+    world.fill(own=("owed", 4), a=("lender", 2), b=("lender", 2), c=("lender", 2), d=("lender", 6))
+    near_ms = world.clock.now_ms() + 1000 * (OLD_S - 10)
+    world.board.more = {"a": {"checkpoint_ms": near_ms}, "b": {"checkpoint_ms": near_ms}}
+    world.wait_for("p", "owed", 4)
+    world.agents_pass_at(OLD_S)
+    assert world.states() == {"a": "sent", "b": "sent"}
+
+
 def test_a_stop_is_sent_accepted_seen_and_its_payer_alone_is_placed_there(world: ActWorld) -> None:
     send_stop(world)
     (row,) = world.ask("GET", "/actions?job=a&state=sent")["rows"]
@@ -156,12 +166,7 @@ def test_a_promise_ends_with_its_time_and_the_job_that_did_not_stop_is_not_tried
 
 
 def test_a_refusal_gets_the_next_set_at_once_and_no_more_than_needed(world: ActWorld) -> None:
-    world.fill(own=("owed", 4), a=("lender", 2), b=("lender", 2), c=("lender", 2), d=("lender", 6))
-    near_ms = world.clock.now_ms() + 1000 * (OLD_S - 10)
-    world.board.more = {"a": {"checkpoint_ms": near_ms}, "b": {"checkpoint_ms": near_ms}}
-    world.wait_for("p", "owed", 4)
-    world.agents_pass_at(OLD_S)
-    assert world.states() == {"a": "sent", "b": "sent"}
+    send_two_stops(world)
     world.reply("a", "accept")
     world.reply("b", "refuse", why="cannot")
     world.end("a")
@@ -176,12 +181,7 @@ def test_a_refusal_gets_the_next_set_at_once_and_no_more_than_needed(world: ActW
 def test_gpus_that_a_new_attempt_or_another_job_takes_at_once_are_replaced_by_the_next_set(
     world: ActWorld, taker: str
 ) -> None:
-    world.fill(own=("owed", 4), a=("lender", 2), b=("lender", 2), c=("lender", 2), d=("lender", 6))
-    near_ms = world.clock.now_ms() + 1000 * (OLD_S - 10)
-    world.board.more = {"a": {"checkpoint_ms": near_ms}, "b": {"checkpoint_ms": near_ms}}
-    world.wait_for("p", "owed", 4)
-    world.agents_pass_at(OLD_S)
-    assert world.states() == {"a": "sent", "b": "sent"}
+    send_two_stops(world)
     nodes = world.board.jobs["a"]
     world.end("a")
     world.board.jobs[taker], world.board.queue_of[taker] = nodes, "lender"
